@@ -1,13 +1,13 @@
 """Make the pictures of the demo again: train it in a terminal, and draw the run and its data.
 
 demo/prepare.sh && python -m docs.make_pictures
-python -m docs.make_pictures --only trace cost
+python -m docs.make_pictures --only trace cost rates placement
 
 The run takes a few minutes, and runs/demo must not exist before. The picture of its live view is
 the terminal's screen in the middle of an epoch; the others are what ``tandem plot`` and
 ``tandem look`` draw, with fewer colours. The trace, of a shorter run, is shown by Perfetto's page.
 The prediction is of machines like that of machine.yaml; this one is measured if there is no such
-file.
+file. Learning rates and the bytes that trainers receive are computed.
 """
 
 import argparse
@@ -17,8 +17,11 @@ import tempfile
 from collections.abc import Iterator
 from itertools import groupby
 from pathlib import Path
+from typing import Any
 
 import pyte
+from matplotlib.pyplot import figure as new_figure
+from matplotlib.pyplot import subplots
 from PIL import Image
 from rich._export_format import CONSOLE_SVG_FORMAT
 from rich.console import Console
@@ -26,7 +29,11 @@ from rich.style import Style
 from rich.text import Text
 
 from tandem.__main__ import main as tandem
+from tandem.artifacts.run_folder import list_checkpoints
+from tandem.classify import Classifier
 from tandem.cost.program import MACHINE
+from tandem.optim import SCHEDULES, Moment
+from tandem.placement_program import DividedNetwork, PlacementOptions
 from tandem.plot import draw, read_run
 from tandem.trace.chrome import read_trace
 from tandem.trace.merge import MERGED
@@ -44,6 +51,16 @@ ROWS, COLUMNS = 16, 90
 SHOWN = 8  # the first of two steps of the trace that are drawn
 PAGE = 1200, 820  # pixels
 PAGE_END = 735  # of what is drawn of it: to the end of a selected span's details
+RANKS = 2, 4, 8
+EPOCHS = 60
+RATES: dict[str, dict[str, Any]] = {
+    "step": {},
+    "every": {},
+    "poly": {},
+    "cosine": {},
+    "onecycle": {},
+    "table": {"lr_table": {0: 0.005, 10: 0.01, 50: 0.002}},
+}
 MOMENT = re.compile(r"epoch 11 of 16, training\s.* 1\d of 23 steps", re.DOTALL)
 _NAMES = {"brown": "yellow", "default": None}  # of colours, where pyte and rich differ
 
@@ -55,7 +72,15 @@ def main() -> None:
         description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    makers = {"run": draw_run, "trace": draw_trace, "cost": draw_cost}
+    makers = {
+        "run": draw_run,
+        "learned": draw_learned,
+        "classified": draw_classified,
+        "trace": draw_trace,
+        "cost": draw_cost,
+        "rates": draw_rates,
+        "placement": draw_placement,
+    }
     parser.add_argument("--only", nargs="+", choices=makers, default=[*makers])
     with tempfile.TemporaryDirectory() as folder:
         for name in parser.parse_args().only:
@@ -80,6 +105,32 @@ def draw_run(folder: Path) -> Iterator[Path]:
     yield from (curves, sheet)
 
 
+def draw_learned(folder: Path) -> Iterator[Path]:
+    """Draw the demo's errors of validation, and a digit of each class with the name it gets."""
+    run = HERE.parent / "runs" / "demo"
+    classes = sorted((HERE.parent / "data" / "demo" / "pictures" / "val").iterdir())
+    digits = [min(each.iterdir()) for each in classes]
+    named = Classifier.load(list_checkpoints(run)[-1]).classify(digits)
+    figure = new_figure(figsize=(9, 2.5), layout="constrained")
+    left, right = figure.subfigures(1, 2, width_ratios=(1, 2))
+    validations, axis = read_run(run, "demo").validation, left.subplots()
+    axis.plot([v.epoch for v in validations], [100 * v.top1_error for v in validations], ".-")
+    axis.set(xlabel="epochs", title="Wrong digits (%)", ylim=(0, 100))
+    for axis, digit, guesses in zip(right.subplots(2, 5).flat, digits, named, strict=True):
+        axis.imshow(Image.open(digit), cmap="gray")
+        axis.set_title(f"{guesses[0].name}, {guesses[0].probability:.0%}", fontsize=8)
+        axis.set_axis_off()
+    yield saved(figure, folder / "learned.png")
+
+
+def draw_classified(folder: Path) -> Iterator[Path]:
+    """Classify a digit with the demo's weights, and draw what mattered."""
+    run, digit = HERE.parent / "runs" / "demo", "data/demo/pictures/val/digit_3/0045.JPEG"
+    checked("classify", "--weights", run, "--show", folder, digit)
+    (drawing,) = folder.glob("*0045*")
+    yield drawing.rename(folder / "classified.png")
+
+
 def draw_trace(folder: Path) -> Iterator[Path]:
     """Trace two epochs of the demo, and draw two of its steps as Perfetto's page shows them."""
     run, picture = folder / "traced", folder / "trace.png"
@@ -102,6 +153,52 @@ def draw_cost(folder: Path) -> Iterator[Path]:
     measured = [] if MACHINE.exists() else ["--calibrate"]
     checked(*PREDICTION.split()[1:], *measured, "--output", picture)
     yield picture
+
+
+def draw_rates(folder: Path) -> Iterator[Path]:
+    """Draw the learning rate of each policy that depends on nothing but the epoch."""
+    figure, axis = subplots(figsize=(8, 3), layout="constrained")
+    steps = 600
+    for name, settings in RATES.items():
+        schedule = SCHEDULES[name](**settings)
+        moments = [
+            Moment(EPOCHS * k // steps, EPOCHS * k / steps, EPOCHS, step=k, steps=steps)
+            for k in range(steps)
+        ]
+        rates = [schedule.rate(0.01, moment) for moment in moments]
+        axis.plot([moment.done for moment in moments], rates, label=name)
+    axis.set(xlabel="epochs", ylabel="learning rate")
+    axis.legend()
+    yield saved(figure, folder / "rates.png")
+
+
+def draw_placement(folder: Path) -> Iterator[Path]:
+    """Draw the megabytes that a trainer of AlexNet receives in a step."""
+    received: dict[str, list[float]] = {}
+    for ranks in RANKS:
+        for kind in ("replicated", "sharded"):
+            divided = DividedNetwork.of(PlacementOptions(ranks=ranks, fully_connected=kind))
+            if kind == "replicated":
+                for exchange in ("average", "gradients"):
+                    nbytes = divided.exchanged_if_replicated(exchange)
+                    received.setdefault(exchange, []).append(nbytes / 1e6)
+            else:
+                nbytes = max(divided.received(divided.partitioned())) + divided.exchanged()
+                received.setdefault(kind, []).append(nbytes / 1e6)
+    figure, axis = subplots(figsize=(8, 3), layout="constrained")
+    for number, (name, values) in enumerate(received.items()):
+        places = [place + 0.27 * (number - 1) for place in range(len(RANKS))]
+        axis.bar_label(axis.bar(places, values, 0.25, label=name), fmt="%.0f")
+    axis.set_xticks(range(len(RANKS)), [f"{ranks} trainers" for ranks in RANKS])
+    axis.set_ylabel("MB received in a step")
+    axis.legend()
+    yield saved(figure, folder / "placement.png")
+
+
+def saved(figure: Any, picture: Path) -> Path:
+    """Write a figure, and return where."""
+    figure.savefig(picture, dpi=90)
+    return picture
 
 
 def checked(*command: object) -> None:

@@ -1,4 +1,4 @@
-"""Sources of the built pages outside docs/: the README and its like, and the settings."""
+"""Sources of the built pages outside docs/: the README and its like, and tables."""
 
 import contextlib
 import io
@@ -129,7 +129,15 @@ def _help(verb: str) -> str:
     return output.getvalue()
 
 
+def kernels() -> str:
+    """Return the table of PyTensor's Ops with and without a kernel."""
+    from tandem.backend.coverage import table
+
+    return table()
+
+
 _MADE: dict[str, Callable[[], str]] = {
+    "kernels": kernels,
     "settings of a run": lambda: settings_tables(Config),
     "settings of preprocessing": lambda: settings_tables(Settings),
     "programs": programs,

@@ -1,6 +1,6 @@
 """A table in Markdown of PyTensor's Ops: those that run by a kernel, and those by `perform`.
 
-``python -m tandem.backend.coverage`` prints what ``docs/from-theano.md`` contains.
+``python -m tandem.backend.coverage`` prints what is built into ``docs/from-theano.md``.
 """
 
 import importlib

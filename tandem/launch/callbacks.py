@@ -144,7 +144,7 @@ class CallbackReporter(ProgressReporter):
 
     def __init__(self, spec: RunSpec, reporter: ProgressReporter, callbacks: Callbacks) -> None:
         self._spec, self._reporter, self._callbacks = spec, reporter, callbacks
-        self._train: list[TrainRecord] = []  # of this epoch
+        self._train = reports_before(spec)  # of this epoch
         header = spec.header if spec.resumed is not None else None
         self._history = () if header is None else header.state.history
         self._validation: ValidationRecord | None = None  # the last
@@ -182,6 +182,16 @@ class CallbackReporter(ProgressReporter):
 
     def close(self) -> None:
         self._reporter.close()
+
+
+def reports_before(spec: RunSpec) -> list[TrainRecord]:
+    """The reports of an epoch that is continued, up to the checkpoint."""
+    path = spec.config.weights_path / RECORD
+    if spec.resumed is None or spec.header is None or not path.exists():
+        return []
+    state = spec.header.state
+    reports = [each for each in read_records(path) if isinstance(each, TrainRecord)]
+    return [each for each in reports if each.epoch == state.epoch + 1 and each.step <= state.step]
 
 
 def epochs_done(spec: RunSpec) -> int:

@@ -1,55 +1,128 @@
 """`make docs`: pages from Markdown and docstrings, without a warning."""
 
 import ast
+import contextlib
+import functools
 import re
 import subprocess
 import sys
+import threading
 import tomllib
 from collections import Counter
+from collections.abc import Iterator
 from html.parser import HTMLParser
+from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
 import pytest
 
+import tandem.ops
 from docs import conf
+from tests.support.browser import browser_page
 from tests.support.tiny import ROOT
 
 
-@pytest.mark.slow
-@pytest.mark.timeout(900)
-def test_the_pages_are_built_without_a_warning(tmp_path: Path) -> None:
-    """The command of `make docs`, but for where the pages go."""
+@pytest.fixture(scope="module")
+def pages(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The built pages, by the command of `make docs`, but for where they go."""
+    folder = tmp_path_factory.mktemp("pages")
     dry = subprocess.run(
         ["make", "--dry-run", "docs"], cwd=ROOT, capture_output=True, text=True, check=True
     )
     line = next(line for line in dry.stdout.splitlines() if "-m sphinx" in line)
-    options = line.split("-m sphinx ")[1].replace("docs/_build/html", str(tmp_path)).split()
+    options = line.split("-m sphinx ")[1].replace("docs/_build", str(folder)).split()
     assert "--fail-on-warning" in options
     result = subprocess.run(
         [sys.executable, "-m", "sphinx", *options], cwd=ROOT, capture_output=True, text=True
     )
     assert result.returncode == 0, result.stderr
-    names = {path.name for path in tmp_path.rglob("*.html")}
-    pages = {f"{path.stem}.html" for path in (ROOT / "docs").glob("*.md")}
-    modules = {"tandem.config.schema.html", "tandem.memory.cuda.html", "tandem.ops.conv.html"}
-    assert pages | modules <= names
-    assert "norm_before_pool" in (tmp_path / "programs.html").read_text()
-    assert "loader_threads" in (tmp_path / "settings.html").read_text()
-    assert "bvlc_alexnet" in (tmp_path / "pretrained.html").read_text()
-    index = (tmp_path / "index.html").read_text()
+    return folder / "html"
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_the_pages_are_built_without_a_warning(pages: Path) -> None:
+    names = {path.name for path in pages.rglob("*.html")}
+    assert {f"{path.stem}.html" for path in (ROOT / "docs").glob("*.md")} <= names
+    assert "norm_before_pool" in (pages / "programs.html").read_text()
+    assert "loader_threads" in (pages / "settings.html").read_text()
+    assert "bvlc_alexnet" in (pages / "pretrained.html").read_text()
+    assert "TriGamma" in (pages / "from-theano.html").read_text()
+    assert "LeNet" in (pages / "another-network.html").read_text()
+    index = (pages / "index.html").read_text()
     assert "live-view.svg" in index
     assert "copybutton" in index
-    assert dead_ends(tmp_path) == []
+    assert dead_ends(pages) == []
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_the_public_api_alone_has_pages_and_each_name_once(pages: Path) -> None:
+    files = {file.stem for file in (ROOT / "docs" / "library").glob("*.rst")}
+    assert {page.stem for page in (pages / "library").glob("*.html")} == files
     entries = Counter(
         entry
-        for page in (tmp_path / "api").glob("*.html")
+        for page in (pages / "library").glob("*.html")
         for entry in re.findall(r'<dt class="[^"]*" id="(tandem[^"]*)"', page.read_text())
     )
     assert {entry for entry, times in entries.items() if times > 1} == set()
-    assert entries.keys() >= {"tandem.ops.conv2d", "tandem.layers.convolution"}
-    assert entries.keys().isdisjoint({"tandem.ops.conv.conv2d"})
-    assert "LeNet" in (tmp_path / "another-network.html").read_text()
+    public = {"tandem.train", "tandem.ops.conv2d", "tandem.keras.distribute"}
+    assert entries.keys() >= public | {"tandem.layers.convolution", "tandem.models.vgg.VGG16"}
+    assert entries.keys().isdisjoint({"tandem.ops.conv.conv2d", "tandem.ops.Conv2d"})
+    functions = {f"tandem.ops.{name}" for name in tandem.ops.__all__ if name.islower()}
+    assert functions - {"tandem.ops.first_token"} <= entries.keys()
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_the_search_does_not_begin_with_the_changelog(pages: Path) -> None:
+    with served(pages) as address, browser_page() as page:
+        for words in ("keras", "exchange", "checkpoint", "fully_connected"):
+            page.goto(f"{address}/search.html?q={words}")
+            page.wait_for_selector("#search-results li")
+            titles = page.locator("#search-results li > a").all_inner_texts()
+            assert len(titles) > 5, words
+            assert not [title for title in titles if "Changelog" in title], words
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_a_narrow_page_scrolls_its_tables_and_not_itself(pages: Path) -> None:
+    scrolled = 0
+    with browser_page(400) as page:
+        for file in pages.glob("*.html"):
+            page.goto(file.as_uri())
+            assert page.evaluate("document.documentElement.scrollWidth") <= 400, file.name
+            for width, room, overflow, prose in page.evaluate(_TABLES):
+                assert overflow == "auto", file.name
+                assert prose > 90, file.name  # pixels: not a word a line
+                scrolled += width > room
+    assert scrolled > 20
+
+
+_TABLES = """[...document.querySelectorAll('article table.docutils')].map(table => [
+    table.offsetWidth, table.parentElement.clientWidth,
+    getComputedStyle(table.parentElement).overflowX,
+    Math.min(1e3, ...[...table.querySelectorAll('td')].filter(cell => cell.innerText.length > 60)
+        .map(cell => cell.offsetWidth))])"""
+
+
+@contextlib.contextmanager
+def served(folder: Path) -> Iterator[str]:
+    """The address at which a folder is served: the search fetches pages."""
+    handler = functools.partial(Quiet, directory=str(folder))
+    with ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        yield f"http://127.0.0.1:{server.server_port}"
+        server.shutdown()
+
+
+class Quiet(SimpleHTTPRequestHandler):
+    """Serves files without a line for each."""
+
+    def log_message(self, *args: object) -> None:
+        """Say nothing."""
 
 
 class Page(HTMLParser):
@@ -74,8 +147,6 @@ def dead_ends(folder: Path) -> list[str]:
     pages = {file.resolve(): Page(file) for file in folder.rglob("*.html")}
     dead = []
     for file, page in pages.items():
-        if "_modules" in file.parts:  # Sphinx's own: it lists modules whose source it does not have
-            continue
         for link in page.links:
             parts = urlsplit(link)
             if parts.scheme or parts.netloc:

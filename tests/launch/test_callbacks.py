@@ -145,6 +145,22 @@ def test_a_resumed_run_begins_with_its_epoch(config: Config, calls: Path) -> Non
     assert found[-1][1]["weights"] == str(path)
 
 
+def test_the_means_of_a_continued_epoch_are_of_all_its_reports(config: Config, calls: Path) -> None:
+    config.weights_path.mkdir()
+    state = RunState(1, step_in_epoch=2, step=5)
+    save_weights(
+        config.weights_path / "epoch-0001-step-000005.safetensors", None, 3, width=0.05, state=state
+    )
+    places = [(1, 3, 9.0), (2, 5, 4.0), (2, 6, 9.0)]  # the last lies after the checkpoint
+    reports = [TrainRecord(e, s, loss, 0.5, 0.1, 10.0, 1.0, 0.0, 0.0) for e, s, loss in places]
+    lines = [to_json(report) + "\n" for report in reports]
+    (config.weights_path / "record.jsonl").write_text("".join(lines))
+    launcher = FakeLauncher(((2,), Outcome(0)))
+    found = read_after(launcher, config, calls, resume_train=True)
+    (record,) = [call[2] for call in found if call[0] == "on_epoch_end"]
+    assert record["train_loss"] == (4.0 + 3.0 + 2.0) / 3
+
+
 def test_a_run_that_is_complete_begins_and_ends(config: Config, calls: Path) -> None:
     config.weights_path.mkdir()
     path = config.weights_path / "epoch-0002.safetensors"
