@@ -25,21 +25,27 @@ def test_fft_is_for_avx2(description: str, expected: bool) -> None:
     assert prefers_fft(description) == expected
 
 
-@pytest.mark.parametrize("steering", [None, "avx2", "default"])
-def test_the_rule_is_pytorchs_capability(steering: str | None) -> None:
-    program = (
-        "import torch; from tandem.processor import describe_processor, prefers_fft; "
-        "capability = torch.backends.cpu.get_cpu_capability(); "
-        "print(capability == 'AVX2', prefers_fft(describe_processor()))"
-    )
+def test_the_rule_is_pytorchs_capability() -> None:
+    """PyTorch reads the environment once a process, at the first call that depends on it."""
+    program = """
+import os, torch
+from tandem.processor import describe_processor, prefers_fft
+for steering in ({}, {"ATEN_CPU_CAPABILITY": "avx2"}, {"ATEN_CPU_CAPABILITY": "default"}):
+    if os.fork() == 0:
+        os.environ.update(steering)
+        capability = torch.backends.cpu.get_cpu_capability()
+        print(steering, capability, prefers_fft(describe_processor()), flush=True)
+        os._exit(0)
+    os.wait()
+"""
     env = {key: value for key, value in os.environ.items() if key not in processor.STEERING}
-    if steering is not None:
-        env["ATEN_CPU_CAPABILITY"] = steering
     result = subprocess.run(
         [sys.executable, "-c", program], capture_output=True, text=True, env=env, check=True
     )
-    capability, rule = result.stdout.split()
-    assert capability == rule
+    first, *steered = (line.rsplit(maxsplit=2)[1:] for line in result.stdout.splitlines())
+    assert first[1] == str(first[0] == "AVX2")
+    assert [rule for _, rule in steered] == [str(name == "AVX2") for name, _ in steered]
+    assert steered[1][0] != "AVX2"
 
 
 def test_steering_of_the_instruction_set_counts(monkeypatch: pytest.MonkeyPatch) -> None:
