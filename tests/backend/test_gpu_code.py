@@ -131,7 +131,9 @@ def traced(function: Any) -> torch.fx.Graph:
         return make_fx(program.run)(*inputs).graph
 
 
-@pytest.mark.parametrize("name", ["gradients", "step", "validation"])
+@pytest.mark.parametrize(
+    "name", [pytest.param("gradients", marks=pytest.mark.slow), "step", "validation"]
+)
 def test_no_multiple_of_a_range_overflows(name: str) -> None:
     network = AlexNet(67, 6, 0.05)
     memory = host_memory(network, SGD(), 3)

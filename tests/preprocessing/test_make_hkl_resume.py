@@ -226,7 +226,7 @@ def start(pictures: Pictures, out: Path) -> subprocess.Popen[str]:
     [
         (signal.SIGKILL, -9),
         pytest.param(signal.SIGTERM, -15, marks=pytest.mark.slow),
-        (signal.SIGINT, 130),
+        pytest.param(signal.SIGINT, 130, marks=pytest.mark.slow),
     ],
 )
 def test_a_killed_run_leaves_no_process_and_goes_on(
