@@ -3,6 +3,9 @@
 Those marked `gpu` are skipped, with the reason, where there is no GPU to be used. A program that
 was called within a test leaves no handler behind, whose stream pytest closes.
 
+Threads that wait for others sleep, in children too: where tests share a core, OpenMP's busy waiting
+takes several times the time of the computing.
+
 Bytecode is written whatever the environment says: hundreds of children import the same modules.
 Ctrl-C reaches tests and programs also where a shell has started them in the background, and so has
 told them to ignore it.
@@ -14,12 +17,14 @@ import signal
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from tandem.config.hardware import cuda_device_count, missing_for_gpus
 from tests.support.tiny import prepare
 
+os.environ["OMP_WAIT_POLICY"] = "passive"  # read when PyTorch is imported
 sys.dont_write_bytecode = False
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
@@ -28,6 +33,19 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--chunk", metavar="K/N", help="of what is selected, the K-th of N parts")
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
+    """Give one worker all files of `tests.parallel`, whose pools are of the session."""
+    from xdist.scheduler import LoadFileScheduling
+
+    class ByFile(LoadFileScheduling):
+        def _split_scope(self, nodeid: str) -> str:
+            file = super()._split_scope(nodeid)
+            return "tests/parallel" if file.startswith("tests/parallel/") else file
+
+    return ByFile(config, log) if config.getvalue("dist") == "loadfile" else None
 
 
 @pytest.hookimpl(trylast=True)  # after what is not selected has gone

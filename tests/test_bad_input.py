@@ -251,14 +251,15 @@ def test_ten_crops_have_no_outputs_to_measure(finished: Path, pristine: Path) ->
     assert "metrics: mse is of the network's outputs" in result.stderr
 
 
-def test_a_checkpoint_of_another_number_of_classes(finished: Path, tmp_path: Path) -> None:
+def test_a_checkpoint_of_another_number_of_classes(
+    finished: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     other = prepare(tmp_path / "four", classes=4)
     weights = finished / "epoch-0001.safetensors"
-    arguments = ["--weights", str(weights), *settings(other, tmp_path / "run")]
-    result = run_program("validate.py", arguments)
-    assert result.returncode == 2, result.stderr
-    assert "classes 3" in result.stderr
-    assert "classes 4" in result.stderr
+    assert validate.main(["--weights", str(weights), *settings(other, tmp_path / "run")]) == 2
+    error = capsys.readouterr().err
+    assert "classes 3" in error
+    assert "classes 4" in error
 
 
 @pytest.mark.parametrize("name", ["record.jsonl", "epoch-0001.safetensors"])
@@ -292,13 +293,13 @@ def test_a_damaged_checkpoint_is_told_before_missing_data(tmp_path: Path, refuse
     refused(tmp_path, tmp_path / "run", "every checkpoint is damaged", resume_train=True)
 
 
-def test_a_safetensors_file_that_is_no_checkpoint(pristine: Path, tmp_path: Path) -> None:
+def test_a_safetensors_file_that_is_no_checkpoint(
+    pristine: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     path = tmp_path / "other.safetensors"
     save_file({"a": np.zeros(3)}, path, metadata={"note": "{}"})
-    arguments = ["--weights", str(path), *settings(pristine, tmp_path / "r")]
-    result = run_program("validate.py", arguments)
-    assert result.returncode == 2
-    assert "other.safetensors" in result.stderr
+    assert validate.main(["--weights", str(path), *settings(pristine, tmp_path / "r")]) == 2
+    assert "other.safetensors" in capsys.readouterr().err
 
 
 def test_a_misspelt_network_is_refused_before_processes_start(

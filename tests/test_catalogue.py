@@ -14,6 +14,7 @@ def listed(run: object, capsys: pytest.CaptureFixture[str]) -> list[dict[str, ob
     return [json.loads(line) for line in capsys.readouterr().out.splitlines()]
 
 
+@pytest.mark.slow
 def test_networks_have_the_published_numbers(capsys: pytest.CaptureFixture[str]) -> None:
     found = {str(each["name"]).rpartition(":")[2]: each for each in listed(run_models, capsys)}
     assert len(found) == 18

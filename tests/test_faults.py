@@ -100,9 +100,18 @@ def test_a_trainer_without_memory_is_named(data: Path, tmp_path: Path) -> None:
     assert "error: the run has ended: trainer 1" in job.end(1, timeout=60)
 
 
-@pytest.mark.parametrize("victim", [pytest.param("trainer 0", marks=pytest.mark.slow), "loader 1"])
-def test_a_killed_process_ends_the_run(data: Path, tmp_path: Path, victim: str) -> None:
-    job = RunningJob(data, tmp_path / "run", 3, **ENDLESS)
+@pytest.mark.parametrize(
+    ("trainers", "victim"),
+    [
+        (1, "loader 0"),
+        pytest.param(2, "trainer 0", marks=pytest.mark.slow),
+        pytest.param(2, "loader 1", marks=pytest.mark.slow),
+    ],
+)
+def test_a_killed_process_ends_the_run(
+    data: Path, tmp_path: Path, trainers: int, victim: str
+) -> None:
+    job = RunningJob(data, tmp_path / "run", 3, **{**ENDLESS, "devices": ["cpu"] * trainers})
     job.signal(signal.SIGKILL, victim)
     assert f"{victim}: was killed by SIGKILL" in job.end(1)
 
@@ -203,7 +212,7 @@ def test_an_interrupted_run_writes_a_checkpoint_and_continues_exactly(
     assert_same_weights(job.run, whole)
 
 
-@pytest.mark.parametrize("seconds", [0.5, 2.0])
+@pytest.mark.parametrize("seconds", [pytest.param(0.5, marks=pytest.mark.slow), 2.0])
 def test_ctrl_c_before_the_first_step(data: Path, tmp_path: Path, seconds: float) -> None:
     job = RunningJob(data, tmp_path / "run", 0, devices=["cpu", "cpu"])
     time.sleep(seconds)

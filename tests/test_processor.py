@@ -1,5 +1,9 @@
 """What is found about a processor, and the convolutions chosen for it."""
 
+import os
+import subprocess
+import sys
+
 import pytest
 
 from tandem import processor
@@ -23,6 +27,29 @@ from tandem.processor import describe_processor, prefers_fft
 )
 def test_fft_is_for_multipliers_of_256_bits(description: str, expected: bool) -> None:
     assert prefers_fft(description) == expected
+
+
+def test_the_rule_is_pytorchs_capability() -> None:
+    """PyTorch reads the environment once a process, at the first call that depends on it."""
+    program = """
+import os, torch
+from tandem.processor import describe_processor, prefers_fft
+for steering in ({}, {"ATEN_CPU_CAPABILITY": "avx2"}, {"ATEN_CPU_CAPABILITY": "default"}):
+    if os.fork() == 0:
+        os.environ.update(steering)
+        capability = torch.backends.cpu.get_cpu_capability()
+        print(steering, capability, prefers_fft(describe_processor()), flush=True)
+        os._exit(0)
+    os.wait()
+"""
+    env = {key: value for key, value in os.environ.items() if key not in processor.STEERING}
+    result = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, env=env, check=True
+    )
+    first, *steered = (line.rsplit(maxsplit=2)[1:] for line in result.stdout.splitlines())
+    assert first[0] != "AVX2" or first[1] == "True"
+    assert [rule for _, rule in steered] == [str(name == "AVX2") for name, _ in steered]
+    assert steered[1][0] != "AVX2"
 
 
 def test_steering_of_the_instruction_set_counts(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -48,22 +48,29 @@ def untraced(data: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return train(data, tmp_path_factory.mktemp("untraced") / "run", **TWO)
 
 
-@pytest.fixture(scope="module")
-def traced(data: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Of two trainers with loaders: parts of steps and Ops."""
-    run = tmp_path_factory.mktemp("traced") / "run"
-    log = train_log(data, run, **TWO, trace="ops", trace_steps=WINDOW)
+@pytest.fixture(scope="module", params=[1, pytest.param(2, marks=slow)], ids="trainers={}".format)
+def traced(
+    data: Path, tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest
+) -> Path:
+    """Of trainers with loaders, of the same global minibatch: parts of steps and Ops."""
+    run, trainers = tmp_path_factory.mktemp("traced") / "run", request.param
+    changes = {**TWO, "devices": ["cpu"] * trainers, "batch_size": 8 // trainers}
+    log = train_log(data, run, **changes, trace="ops", trace_steps=WINDOW)
     assert f"{run}/trace-0.json: the trace of steps 2 to 8" in log
+    assert len([*run.glob("trace-*.json")]) == 2 * trainers
     return run
 
 
-@slow
+of_two = pytest.mark.parametrize("traced", [pytest.param(2, marks=slow)], indirect=True)
+
+
+@of_two
 def test_a_trace_costs_no_bit(untraced: Path, traced: Path) -> None:
     assert_same_bits(traced, untraced)
     assert not [*untraced.glob("trace*")]
 
 
-@pytest.mark.slow
+@of_two
 @pytest.mark.parametrize("rank", [0, 1])
 def test_steps_consist_of_their_parts(traced: Path, rank: int) -> None:
     found = spans_in(traced / f"trace-{rank}.json")
@@ -85,25 +92,29 @@ def test_steps_consist_of_their_parts(traced: Path, rank: int) -> None:
 
 
 def test_what_a_trace_is_of(traced: Path) -> None:
-    for path, process, number in (
-        (traced / "trace-0.json", "trainer 0", 0),
-        (traced / "trace-0-loader.json", "loader 0", 1),
-        (traced / "trace-1.json", "trainer 1", 2),
-        (traced / "trace-1-loader.json", "loader 1", 3),
-    ):
+    expected = (
+        ("trace-0.json", "trainer 0", 0),
+        ("trace-0-loader.json", "loader 0", 1),
+        ("trace-1.json", "trainer 1", 2),
+        ("trace-1-loader.json", "loader 1", 3),
+    )
+    written = len([*traced.glob("trace-*.json")])
+    for name, process, number in expected[:written]:
+        path, trainers = traced / name, written // 2
         (header,) = read_trace(path).processes
         assert (header.process, header.number, header.rank) == (process, number, number // 2)
         assert (header.steps, header.recorded_steps, header.dropped) == ((2, 9), 7, 0)
         run = header.run
         assert (run["network"], run["width"], run["crop_size"]) == ("alex_net:AlexNet", 0.3, 67)
-        assert (run["trainers"], run["batch_size"], run["classes"]) == (2, 4, 3)
+        found = run["trainers"], run["batch_size"], run["classes"]
+        assert found == (trainers, 8 // trainers, 3)
         found = run["precision"], run["exchange"], run["trace"]
         assert found == ("float32", "gradients", "ops")
 
 
 def test_an_arrow_leads_from_each_fill_to_its_step(traced: Path) -> None:
-    for rank in range(2):
-        check_arrows(traced / f"trace-{rank}-loader.json", traced / f"trace-{rank}.json", 7)
+    for fills in traced.glob("trace-*-loader.json"):
+        check_arrows(fills, traced / f"{fills.name.removesuffix('-loader.json')}.json", 7)
 
 
 def check_arrows(fills: Path, steps: Path, count: int) -> None:
@@ -165,7 +176,7 @@ def test_spans_of_ops(traced: Path) -> None:
     assert len(convolutions) == 7 * len(expected)
 
 
-@pytest.mark.slow
+@of_two
 def test_perfetto_shows_the_whole_run(traced: Path, tmp_path: Path) -> None:
     assert tandem(["trace", str(traced), "--output", str(tmp_path / "trace.json")]) == 0
     expected: Counter[tuple[str, ...]] = Counter()

@@ -54,7 +54,9 @@ def test_updates_in_one_block(compiled: Mode) -> None:
 
 
 @needs_compiler
-@pytest.mark.parametrize("dtype", ["float64", "float32", "int64"])
+@pytest.mark.parametrize(
+    "dtype", ["float64", *(pytest.param(d, marks=pytest.mark.slow) for d in ("float32", "int64"))]
+)
 def test_numbers_are_updated_in_place(compiled: Mode, dtype: str) -> None:
     """Sums that grow from call to call; torch.compile by itself loses those in float64."""
     total = device_shared(np.zeros((), dtype), "total")

@@ -17,7 +17,7 @@ from tests.support.graph_forms import FORMS
 from tests.support.random_graphs import RandomGraph, Term, grow
 from tests.support.random_updates import RandomUpdates
 
-QUICK, SLOW = 100, 6000  # graphs
+QUICK, SLOW = 50, 6000  # graphs
 GROUP = 25  # graphs of one test
 REGIONS = device_mode("cpu", regions=True)
 

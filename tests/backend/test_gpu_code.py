@@ -38,9 +38,10 @@ def generate(out: Path, *options: str) -> dict[str, str]:
     return {path.stem.rpartition("_")[2]: path.read_text() for path in out.iterdir()}
 
 
+@pytest.mark.slow
 @NEEDS_TRITON
-def test_a_step_of_the_main_network_compiles_for_a_gpu(tmp_path: Path) -> None:
-    """All of its layers, with few pixels and filters: the most that the quick suite can afford."""
+def test_a_small_step_of_the_main_network_compiles_for_a_gpu(tmp_path: Path) -> None:
+    """All of its layers, with few pixels and filters, so that it takes seconds."""
     small = ["--precision", "float32", "--crop", "67", "--width", "0.1", "--batch", "8"]
     step = generate(tmp_path, "--functions", "step", *small)["step"]
     assert len(re.findall(r"torch\.ops\.tandem\.pool_norm(?:_grad)?\.default\(", step)) == 6
@@ -130,7 +131,9 @@ def traced(function: Any) -> torch.fx.Graph:
         return make_fx(program.run)(*inputs).graph
 
 
-@pytest.mark.parametrize("name", ["gradients", "step", "validation"])
+@pytest.mark.parametrize(
+    "name", [pytest.param("gradients", marks=pytest.mark.slow), "step", "validation"]
+)
 def test_no_multiple_of_a_range_overflows(name: str) -> None:
     network = AlexNet(67, 6, 0.05)
     memory = host_memory(network, SGD(), 3)

@@ -130,6 +130,7 @@ def test_a_runtime_error_of_an_op_stays_one() -> None:
         pytensor.function([x], Host(fail)(x), mode=DEVICE)(np.ones(2))
 
 
+@pytest.mark.slow
 def test_the_compiler_breaks_the_function_there() -> None:
     """It would compute an Op by PyTorch's rules, which refuse to divide integers by 0."""
     x = pt.tensor("x", dtype="float64", shape=(3,))

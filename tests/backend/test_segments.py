@@ -211,6 +211,7 @@ def test_of_a_gradient_that_is_checked_only_the_finding_is_kept(compiled: bool) 
     assert [tuple(value.shape) for value in one(values)] == [()]
 
 
+@pytest.mark.slow
 @needs_compiler
 def test_each_segment_is_compiled_by_itself() -> None:
     a, total = device_shared(np.zeros(4), "a"), device_shared(np.zeros(()), "total")

@@ -222,7 +222,12 @@ def start(pictures: Pictures, out: Path) -> subprocess.Popen[str]:
 
 @needs_proc
 @pytest.mark.parametrize(
-    ("number", "status"), [(signal.SIGKILL, -9), (signal.SIGTERM, -15), (signal.SIGINT, 130)]
+    ("number", "status"),
+    [
+        (signal.SIGKILL, -9),
+        pytest.param(signal.SIGTERM, -15, marks=pytest.mark.slow),
+        pytest.param(signal.SIGINT, 130, marks=pytest.mark.slow),
+    ],
 )
 def test_a_killed_run_leaves_no_process_and_goes_on(
     tmp_path: Path, number: signal.Signals, status: int

@@ -67,6 +67,7 @@ def test_generate_data_prints_one_help() -> None:
     assert ended.stdout.count("usage: ") == 1
 
 
+@pytest.mark.slow
 def test_generate_toy_data_takes_a_part(tmp_path: Path) -> None:
     pictures = Pictures(tmp_path / "pictures")
     pictures.write("val", {"n01": 3})

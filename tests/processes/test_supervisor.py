@@ -1,14 +1,11 @@
 """A pool of workers that add numbers: their reports, faults and ends."""
 
-import ctypes
 import logging
-import multiprocessing
 import os
 import signal
 import threading
 import time
 from collections.abc import Callable
-from multiprocessing.connection import Connection
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -17,10 +14,22 @@ import pytest
 
 from tandem.errors import InputError
 from tandem.processes import heartbeat
-from tandem.processes.messages import Failed, Finished, Ready, Stop
+from tandem.processes.messages import Failed, Finished
 from tandem.processes.signals import StopSignals
 from tandem.processes.supervisor import Outcome, Patience, ProgressReporter, _root_cause, supervise
 from tandem.processes.worker_pool import WorkerPool
+from tests.support.adders import (
+    add,
+    add_and_finish,
+    ask,
+    compute_with_lock,
+    exit_with,
+    fail,
+    hang,
+    sleep_with_lock,
+    write_and_wait,
+    write_slowly,
+)
 
 needs_proc = pytest.mark.skipif(
     not Path("/proc/self/task").exists(), reason="only Linux shows what a process does"
@@ -41,61 +50,6 @@ class Sums(ProgressReporter):
         self.sums.append(message)
         if len(self.sums) == len(self._pids):
             self._act(self._pids)
-
-
-def add(numbers: list[int], launcher: Connection) -> None:
-    """Report the sum of the numbers so far, over and over, until asked to stop; then finish."""
-    launcher.send(Ready())
-    total = 0
-    for number in numbers:
-        total += number
-    launcher.send(total)
-    while not isinstance(launcher.recv(), Stop):
-        pass
-    launcher.send("saved")
-    launcher.send(Finished())
-
-
-def ask(number: int, launcher: Connection) -> None:
-    """Report a number, and each answer as the next, twice; then finish."""
-    launcher.send(number)
-    launcher.send(launcher.recv())
-    launcher.send(launcher.recv())
-    launcher.send(Finished())
-
-
-def add_and_finish(numbers: list[int], launcher: Connection) -> None:
-    launcher.send(sum(numbers))
-    launcher.send(Finished())
-
-
-def fail(error: Exception, launcher: Connection) -> None:
-    launcher.send(Failed.of(multiprocessing.current_process().name, error))
-    raise SystemExit(1)
-
-
-def exit_with(status: int, launcher: Connection) -> None:
-    raise SystemExit(status)
-
-
-def compute_with_lock(seconds: float, launcher: Connection) -> None:
-    """Compute in one call that does not release the interpreter's lock."""
-    begin = time.process_time()
-    sum(range(2_000_000))
-    speed = 2_000_000 / (time.process_time() - begin)
-    launcher.send(sum(range(int(seconds * speed))) > 0)
-    launcher.send(Finished())
-
-
-def sleep_with_lock(seconds: int, launcher: Connection) -> None:
-    ctypes.PyDLL(None).sleep(seconds)
-
-
-def write_and_wait(folder: Path, launcher: Connection) -> None:
-    launcher.send(Ready())
-    (folder / ".sum.x.partial.txt").touch()
-    launcher.send(0)
-    time.sleep(600)
 
 
 def run(
@@ -251,12 +205,6 @@ def test_the_first_request_lets_workers_save(caplog: pytest.LogCaptureFixture) -
     ]
 
 
-def hang(_: object, launcher: Connection) -> None:
-    launcher.send(Ready())
-    launcher.send(0)
-    time.sleep(600)
-
-
 def test_a_step_that_does_not_end_is_lost(caplog: pytest.LogCaptureFixture) -> None:
     begin = time.monotonic()
     with caplog.at_level(logging.INFO):
@@ -282,25 +230,6 @@ def test_the_second_request_ends_at_once(tmp_path: Path) -> None:
     outcome, _ = run((write_and_wait, tmp_path), act=interrupt(0.0, 1.2), folder=tmp_path)
     assert outcome == Outcome(130, stopped=True)
     assert list(tmp_path.iterdir()) == []
-
-
-def write_slowly(
-    message: tuple[Path, float, bool], status: heartbeat.StatusSlot, launcher: Connection
-) -> None:
-    """Write a file for the given seconds, in a thread, while the main thread hangs."""
-    path, seconds, stops = message
-
-    def write() -> None:
-        status.show_writing(True)
-        launcher.send("begun")
-        if stops:
-            os.kill(os.getpid(), signal.SIGSTOP)
-        time.sleep(seconds)
-        path.touch()
-        status.show_writing(False)
-
-    threading.Thread(target=write).start()
-    time.sleep(600)
 
 
 def run_while_writing(

@@ -93,7 +93,8 @@ def named_programs() -> frozenset[str]:
 _HELP = """
 import importlib.util, io, json, os, runpy, sys
 os.environ["KERAS_BACKEND"] = "torch"
-import keras, matplotlib.pyplot, pytensor, torch, torch.distributed
+import h5py, keras, matplotlib.pyplot, numba, pydantic.dataclasses, pytensor.tensor.fft
+import safetensors.numpy, torch.distributed, yaml
 
 here = sys.path[0]
 for name in json.load(sys.stdin):

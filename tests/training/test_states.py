@@ -337,7 +337,7 @@ def test_metrics_are_in_the_record_and_in_the_history(
     assert second["mse"] > 0 < first["accuracy"]
 
 
-@pytest.mark.parametrize("epochs", [1, 2])
+@pytest.mark.parametrize("epochs", [1, pytest.param(2, marks=pytest.mark.slow)])
 def test_a_run_that_is_interrupted_within_the_patience_ends_where_it_would_have(
     data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, epochs: int
 ) -> None:
