@@ -27,7 +27,7 @@ MEMORY = "fit.json"  # what a run's callbacks and History hold, in its folder
 
 _REFUSED = {
     "BackupAndRestore": "the argument resume of fit",
-    "SwapEMAWeights": "no such callback: the optimizers here have no averages of weights",
+    "SwapEMAWeights": "use_ema of the optimizer alone: trainers validate with the newest weights",
 }
 _OF_BATCHES = ("on_batch_begin", "on_batch_end", "on_train_batch_begin", "on_train_batch_end")
 
@@ -134,6 +134,7 @@ class Epochs:
         return bool(self.model.stop_training)
 
     def on_train_end(self, result: Mapping[str, Any]) -> None:
+        self.model.optimizer.finalize_variable_values(self.model.trainable_variables)
         self.callbacks.on_train_end(dict(self.logs))
 
     def rates(self) -> tuple[float, ...]:

@@ -2,7 +2,7 @@
 
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import keras
@@ -20,46 +20,58 @@ class _Optimizer:
 
     name: str
     settings: Mapping[str, str]
-    states: Mapping[str, str]  # attribute of Keras's, by ours
-    fixed: Mapping[str, Any]
-    absent: Mapping[str, Any]  # arguments that we lack, at the values at which they do nothing
+    states: dict[str, str]  # attribute of Keras's, by ours
+    fixed: Mapping[str, Any] = field(default_factory=dict)
 
 
 _BETAS = {"adam_beta1": "beta_1", "adam_beta2": "beta_2", "adam_epsilon": "epsilon"}
-_ADAM = _Optimizer("adam", _BETAS, _MOMENTS, {"adam_epsilon_hat": True}, {"amsgrad": False})
+_ADAM = _Optimizer(
+    "adam",
+    {**_BETAS, "adam_amsgrad": "amsgrad"},
+    {**_MOMENTS, "largest_second_moment": "_velocity_hats"},
+    {"adam_epsilon_hat": True},
+)
 _OPTIMIZERS = {
     "SGD": _Optimizer(
         "sgd",
         {"momentum": "momentum", "use_nesterov_momentum": "nesterov"},
         {"momentum": "momentums"},
-        {},
-        {},
     ),
     "Adam": _ADAM,
     "AdamW": _ADAM,
-    "Nadam": _Optimizer("nadam", _BETAS, _MOMENTS, {"nadam_decay": 1.0}, {}),
-    "Adamax": _Optimizer("adamax", _BETAS, {"first_moment": "_m", "infinity_norm": "_u"}, {}, {}),
+    "Nadam": _Optimizer("nadam", _BETAS, _MOMENTS, {"nadam_decay": 1.0}),
+    "Adamax": _Optimizer("adamax", _BETAS, {"first_moment": "_m", "infinity_norm": "_u"}),
     "RMSprop": _Optimizer(
         "rmsprop",
-        {"rmsprop_decay": "rho", "rmsprop_epsilon": "epsilon"},
-        {"mean_square": "_velocities"},
+        {
+            "rmsprop_decay": "rho",
+            "rmsprop_epsilon": "epsilon",
+            "rmsprop_momentum": "momentum",
+            "rmsprop_centered": "centered",
+        },
+        {
+            "mean_square": "_velocities",
+            "momentum": "_momentums",
+            "mean_gradient": "_average_gradients",
+        },
         {"rmsprop_epsilon_inside": True},
-        {"momentum": 0.0, "centered": False},
     ),
     "Adagrad": _Optimizer(
-        "adagrad", {"adagrad_epsilon": "epsilon"}, {"sum_of_squares": "_accumulators"}, {}, {}
+        "adagrad", {"adagrad_epsilon": "epsilon"}, {"sum_of_squares": "_accumulators"}
     ),
     "Adadelta": _Optimizer(
         "adadelta",
         {"adadelta_decay": "rho", "adadelta_epsilon": "epsilon"},
         {"mean_square": "_accumulated_grads", "mean_squared_step": "_accumulated_delta_vars"},
-        {},
-        {},
+    ),
+    "Lion": _Optimizer(
+        "lion", {"lion_beta1": "beta_1", "lion_beta2": "beta_2"}, {"momentum": "_momentums"}
     ),
 }
 _CLIPS = {"clip_norm": "clipnorm", "clip_global_norm": "global_clipnorm", "clip_value": "clipvalue"}
 _AT_DEFAULT = {"axis": -1, "ignore_class": None, "from_sorted_ids": False}
-_ABSENT = {"use_ema": False, "gradient_accumulation_steps": None, "loss_scale_factor": None}
+_ABSENT = ("gradient_accumulation_steps", "loss_scale_factor")
+_AVERAGE = {"weight_average": "_model_variables_moving_average"}  # of any optimizer's weights
 
 
 def check_model(model: Any) -> None:
@@ -147,15 +159,18 @@ def optimizer_settings(optimizer: Any) -> dict[str, Any]:
     found = _OPTIMIZERS.get(kind) if type(optimizer).__module__.startswith("keras.") else None
     if found is None:
         raise InputError(f"optimizer: found {kind}, expected any of {', '.join(_OPTIMIZERS)}")
-    for name, value in {**found.absent, **_ABSENT}.items():
-        if config.get(name, value) != value:
-            raise InputError(f"{kind}: found {name}={config[name]!r}, expected {value!r}")
+    for name in _ABSENT:
+        if config.get(name) is not None:
+            raise InputError(f"{kind}: found {name}={config[name]!r}, expected None")
     settings = {ours: config[theirs] for ours, theirs in found.settings.items()}
     if kind == "SGD":
         settings["use_momentum"] = settings["momentum"] > 0
         settings["use_nesterov_momentum"] &= settings["use_momentum"]
     decay = config.get("weight_decay") or 0.0
     clips = {ours: config[theirs] for ours, theirs in _CLIPS.items() if config.get(theirs)}
+    if config["use_ema"]:
+        settings["average_weights"] = config["ema_momentum"]
+        settings["average_overwrites"] = config["ema_overwrite_frequency"] or 0
     return {
         **settings,
         **found.fixed,
@@ -170,8 +185,9 @@ def optimizer_settings(optimizer: Any) -> dict[str, Any]:
 
 def states_of(optimizer: Any) -> dict[str, list[Any]]:
     """Keras's variables of each of our optimizer's states, in the order of its own; built."""
-    names = _OPTIMIZERS[type(optimizer).__name__].states
-    return {ours: [*getattr(optimizer, theirs)] for ours, theirs in names.items()}
+    names = _OPTIMIZERS[type(optimizer).__name__].states | _AVERAGE
+    found = {ours: getattr(optimizer, theirs, None) for ours, theirs in names.items()}
+    return {ours: [*values] for ours, values in found.items() if values}
 
 
 def rates_of(optimizer: Any, steps: int) -> tuple[float, ...]:

@@ -424,10 +424,9 @@ class Plan:
             network=config.network,
             options=config.options,
         )
-        settings = {"optimizer": config.optimizer}
-        save_checkpoint(
-            self._first(folder), as_checkpoint(self.model, network, self.begin, settings)
-        )
+        found = as_checkpoint(self.model, network, self.begin, dict(config))
+        found = replace(found, config={"optimizer": config.optimizer})
+        save_checkpoint(self._first(folder), found)
 
     def _data_folder(self, folder: Path) -> Path:
         """The folder of the arrays: that of the last fit, if they are the same."""

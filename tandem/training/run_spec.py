@@ -15,6 +15,7 @@ from tandem.data.minibatch import MinibatchBuilder
 from tandem.data.order import minibatch_count, trainer_shares
 from tandem.layers.network import NetworkDescription
 from tandem.memory import CLASS_LABEL, PICTURE_DTYPE, RowType, SlotLayout
+from tandem.optim import optimizer_of
 from tandem.training.early_end import reason_to_end
 
 Job = Literal["train", "validate"]
@@ -65,8 +66,11 @@ class RunSpec:
 
         A checkpoint whose settings name none is of SGD.
         """
-        before = {} if self.header is None else self.header.config
-        return before.get("optimizer", "sgd") == self.config.optimizer
+        if self.header is None:
+            return self.config.optimizer == "sgd"
+        before, states = self.header.config.get("optimizer", "sgd"), {*self.header.states}
+        is_same = not states or states == {*optimizer_of(dict(self.config)).states}
+        return before == self.config.optimizer and is_same
 
     @property
     def classes(self) -> int:
