@@ -146,9 +146,7 @@ class Epochs:
         path = self.folder / checkpoint_name(RunState(epoch=epoch))
         load(self.model, read_checkpoint(path))
         self.logs = {name: value for name, value in logs.items() if name != "learning_rate"}
-        if not self.validates(number):
-            self.logs = {k: v for k, v in self.logs.items() if not k.startswith("val_")}
-        elif self.measure is not None:
+        if self.measure is not None and self.validates(number):
             found = {f"val_{name}": value for name, value in self.measure().items()}
             self.logs = found | self.logs
         self.logs = dict(sorted(self.logs.items(), key=lambda i: (i[0].startswith("val_"), i[0])))

@@ -40,6 +40,7 @@ class RunSpec:
     waits: bool = False  # for callbacks, at the end of each epoch
     most_steps: int | None = None  # of an epoch's training, and of its validation; None: all
     epoch_steps: int | None = None  # of an epoch's training alone; None: all
+    unvalidated: frozenset[int] = frozenset()  # epochs, from 0, that end without a validation
     rates: tuple[float, ...] = ()  # of the first epoch's steps; see `Continuation`
     own_code: bytes = b""  # the user's functions, by value; loaded where the network is made
     crops: Literal[1, 10] = 1  # of each picture that a validation alone averages over
@@ -153,8 +154,13 @@ class RunSpec:
         size = max(own.stop - own.start, self.config.group_rows or 1)  # a slot is never empty
         return replace(self, config=self.config.model_copy(update={"batch_size": size}))
 
-    def steps(self, mode: Mode) -> int:
-        """Steps of an epoch's training, or of its validation, by all trainers together."""
+    def steps(self, mode: Mode, epoch: int = -1) -> int:
+        """Steps of an epoch's training, or of its validation, by all trainers together.
+
+        Without `epoch` they are those of one that is validated.
+        """
+        if mode == "validation" and epoch in self.unvalidated:
+            return 0
         split = self.train if mode == "train" else self.validation
         most = self.epoch_steps if mode == "train" else None
         limits = (minibatch_count(split.size, self.global_batch), self.most_steps, most)

@@ -236,7 +236,7 @@ class Trainer:
         self, epoch: int, collector: PredictionCollector | None = None
     ) -> ValidationRecord:
         self.model.take_sums("validation")
-        steps = self.spec.steps("validation")
+        steps = self.spec.steps("validation", epoch)
         for step in range(steps):
             self._validate_step(step)
             if collector is not None and len(self.pipeline.indices):
@@ -247,7 +247,8 @@ class Trainer:
             if self.spec.job == "train" and any(vote.stop for vote in self.agreement.vote()):
                 self._save()
                 self._stop()
-        self.reports.show_samples(self.state.step)
+        if steps:
+            self.reports.show_samples(self.state.step)
         sums = self._gather_sums("validation")
         return ValidationRecord(
             epoch=epoch + 1,
