@@ -161,7 +161,7 @@ class Fit:
                 "and metrics of them"
             )
         shapes = (manifest.row.shape,), (manifest.target.shape,)
-        form = Form(manifest.stored is not None, has_classes, 0, *shapes)
+        form = Form(manifest.stored is not None, has_classes, (), *shapes)
         return Data(form, [], sum(manifest.counts("train")), None), compilation
 
     def _validation(self, values: Any, batch: int) -> Given | None:
@@ -212,6 +212,7 @@ def layout_of(model: Any, compilation: Compilation) -> Layout:
         tuple(tuple(tensor.shape[1:]) for tensor in model.outputs),
         tuple(compilation.takes_labels(n) for n in range(len(model.outputs))),
         frozenset(functions),
+        compilation.as_given,
     )
 
 
@@ -362,7 +363,7 @@ class Plan:
             "devices": devices if isinstance(devices, str) else list(devices),
             "metrics": [OF_NETWORK + name for name in self._names],
             "global_batch": self.batch,
-            "norm_rows": group_of(self.batch) if untrained(self.model) else 1,
+            "norm_rows": self._group,
             "print_epochs": True,
             "print_freq": max(1, self.steps // _REPORTS),
             "live_view": False,
@@ -381,6 +382,20 @@ class Plan:
         return validated(Config, values, {key: key for key in distribution.settings}, "", ANSWERS)
 
     @property
+    def _group(self) -> int:
+        """Rows of which a normalisation or a loss is one: 1 where each is by itself."""
+        masks = any(getattr(y, "_keras_mask", None) is not None for y in self.model.outputs)
+        has_groups = masks or self.compilation.of_groups or untrained(self.model)
+        found = self.fit.distribution.settings.get("norm_rows", "auto")
+        if isinstance(found, int):
+            return found
+        if found != "auto" and (masks or self.compilation.of_groups):
+            raise InputError(
+                f"norm_rows: found {shown(found)} with a loss of groups, expected their rows"
+            )
+        return group_of(self.batch) if has_groups else 1
+
+    @property
     def _names(self) -> list[str]:
         """Names of what the network measures."""
         losses = self.compilation.losses
@@ -394,6 +409,7 @@ class Plan:
             "metrics": self.compilation.metrics,
             "targets": form.targets,
             "weights": form.weights,
+            "group": self._group,
         }
         options: dict[str, Any] = {"model": without_keras(self.model), "objective": objective}
         if any(None in tensor.shape[1:] for tensor in self.model.inputs):

@@ -101,7 +101,10 @@ class KerasNetwork(Network):
         self.input_shapes = self._read_inputs(input_shapes)
         self.output_names = [*self.graph.output_names]
         self._costs: list[TensorVariable] | None = None  # of regularizers
-        self._masked: list[str] = []  # outputs with masks
+        # Of logits that were built: masks of the outputs, then the losses of rows and what is
+        # measured.
+        self._masks: dict[Any, list[Any]] = {}
+        self._losses: dict[Any, tuple[TensorVariable, dict[str, Any]]] = {}
         self._set_input()
         self._declare()
         numbers = sum(map(math.prod, self.output_shapes))
@@ -204,23 +207,29 @@ class KerasNetwork(Network):
         self, images: "TensorVariable", training: Training | None
     ) -> "list[TensorVariable]":
         """Build the graphs of the model's outputs, in Keras's shapes, (batch, ...)."""
+        return self._run(images, training)[0]
+
+    def _run(
+        self, images: "TensorVariable", training: Training | None
+    ) -> "tuple[list[TensorVariable], list[TensorVariable | None]]":
+        """Build the outputs, and their masks."""
         from tandem.keras.lowering.call import Pass
 
         pass_ = Pass(self.dtype, training, self.parameters)
         outputs = pass_.run(self.graph, self._cut(images))
         self._costs = [*pass_.costs.values()]
-        names = zip(outputs, self.output_names, strict=True)
-        self._masked = [name for y, name in names if y in pass_.masks]
-        return outputs
+        return outputs, [pass_.masks.get(y) for y in outputs]
 
     def logits(self, images: "TensorVariable", training: Training | None) -> "TensorVariable":
         """Build the graph of all outputs before `output`, ravelled: (batch, numbers)."""
-        outputs = self.outputs(images, training)
+        outputs, masks = self._run(images, training)
         endings = [ending(y) for y in outputs]
-        return joined(
+        logits = joined(
             before if self._is_split(activation) else y
             for (activation, before), y in zip(endings, outputs, strict=True)
         )
+        self._masks[logits] = masks
+        return logits
 
     def _is_split(self, activation: str) -> bool:
         """Return whether logits are before an activation in which an output ends."""
@@ -269,13 +278,17 @@ class KerasNetwork(Network):
         """
         from tandem.layers.losses import mean_over_valid
 
-        if self._masked:
-            raise InputError(
-                f"{self._masked[0]}: found an output with a mask, expected one without: a loss of "
-                "masked steps is no mean over rows"
-            )
+        masks = self._masks.get(logits, [])
         if self.objective is not None:
-            rows, _ = self._built(logits, labels)
+            self._losses[logits] = self.objective.build(
+                logits, labels, self.output_shapes, self.own_activation, masks, valid
+            )
+            rows = self._losses[logits][0]
+        elif masked := [n for n, m in zip(self.output_names, masks, strict=False) if m is not None]:
+            raise InputError(
+                f"{masked[0]}: found an output with a mask, expected one without: the losses "
+                "of the settings count every step"
+            )
         else:
             rows = self.loss(self._of_loss(logits), labels)
         cost = mean_over_valid(rows, valid)
@@ -286,15 +299,9 @@ class KerasNetwork(Network):
     def has_own_cost(self) -> bool:
         return self.objective is not None
 
-    def measures(
-        self, logits: "TensorVariable", labels: "TensorVariable"
-    ) -> "dict[str, TensorVariable]":
+    def measures(self, logits: "TensorVariable", labels: "TensorVariable") -> "dict[str, Any]":
         """Build the values of each row that Keras's `compile` chose to measure, by its names."""
-        return {} if self.objective is None else self._built(logits, labels)[1]
-
-    def _built(self, logits: "TensorVariable", labels: "TensorVariable") -> Any:
-        assert self.objective is not None
-        return self.objective.build(logits, labels, self.output_shapes, self.own_activation)
+        return self._losses[logits][1] if logits in self._losses else {}
 
     def _of_loss(self, logits: "TensorVariable") -> "TensorVariable":
         """Return what the loss of the configuration is computed from."""
