@@ -80,6 +80,8 @@ _TRACED = (  # functions of metrics that become graphs; others, and those of use
     "mean_squared_logarithmic_error",
 )
 OWN = "own"  # the function of a loss of the user's
+_AS_GIVEN = (OWN, "circle", "categorical_generalized_cross_entropy")
+"""Losses whose targets may have another shape than outputs."""
 _ABSENT = ("gradient_accumulation_steps", "loss_scale_factor")
 _AVERAGE = {"weight_average": "_model_variables_moving_average"}  # of any optimizer's weights
 
@@ -162,7 +164,7 @@ class Compilation:
         ]
         losses = [*_losses(model, shapes)]
         as_given = frozenset(n for n, (target, output) in enumerate(shapes) if target != output)
-        as_given -= {each["output"] for each in losses if each["function"] not in (OWN, "circle")}
+        as_given -= {each["output"] for each in losses if each["function"] not in _AS_GIVEN}
         kinds = {loss["output"]: loss["function"] in OF_LABELS for loss in losses}
         metrics, foreign = _metrics(model._compile_metrics, kinds, shapes)
         return cls(settings, losses, metrics, foreign, as_given)

@@ -274,14 +274,8 @@ class Plan:
             epochs.on_epoch_begin(1 + (spec.header.state.epoch if spec.header else self.begin))
             rates, code = rates_of(self.model.optimizer, self.steps), own_code()
             without = (n for n in range(spec.config.n_epochs) if not arguments.validates(n - shift))
-            steps = arguments.steps_per_epoch
-            return replace(
-                spec,
-                rates=rates,
-                own_code=code,
-                epoch_steps=steps,
-                unvalidated=frozenset(without),
-            )
+            spec = replace(spec, epoch_steps=arguments.steps_per_epoch)
+            return replace(spec, rates=rates, own_code=code, unvalidated=frozenset(without))
 
         def make_reporter(spec: RunSpec) -> Batches:
             return Batches(listed, self.steps)

@@ -335,10 +335,8 @@ class Objective:
         measured : dict
             By name, (batch,), or such values times weights, and the weights.
         """
-        outputs = _cut(logits, shapes)
-        targets = (
-            [labels] if labels.type.ndim == 1 else _cut(labels, (*self.targets, *self.weights))
-        )
+        outputs = cut(logits, shapes)
+        targets = [labels] if labels.type.ndim == 1 else cut(labels, (*self.targets, *self.weights))
         targets, weights = targets[: len(self.targets)], targets[len(self.targets) :]
         masks = masks or [None] * len(shapes)
         groups = Groups.of(logits, self.group, valid)
@@ -406,7 +404,7 @@ class Objective:
         return total, measured | {metric.name: row_metric(metric) for metric in self.metrics}
 
 
-def _cut(rows: "TensorVariable", shapes: Sequence[tuple[int, ...]]) -> "list[TensorVariable]":
+def cut(rows: "TensorVariable", shapes: Sequence[tuple[int, ...]]) -> "list[TensorVariable]":
     """Parts of rows, (batch, numbers), of which each has the numbers of a shape."""
     ends = [*itertools.accumulate(map(math.prod, shapes), initial=0)]
     return [rows[:, a:b] for a, b in itertools.pairwise(ends)] if len(shapes) > 1 else [rows]

@@ -9,7 +9,7 @@ import numpy as np
 
 from tandem.errors import InputError
 from tandem.keras.graph import LayerData, read_graph
-from tandem.keras.losses import Objective
+from tandem.keras.losses import Objective, cut
 from tandem.layers.choices import BinaryCrossEntropy, CrossEntropy, KLDivergence
 from tandem.layers.network import COLOURS, Network
 from tandem.layers.training_pass import Training
@@ -47,8 +47,6 @@ class KerasNetwork(Network):
         As of `keras.saving.serialize_keras_object`, a Functional or Sequential model.
     output : {"softmax", "sigmoid", "linear"}
         The activation between `logits` and `predictions`, of the outputs that end in it.
-    norm_rows : int
-        Consecutive rows of the global minibatch that a batch normalisation covers.
     layers : list of str
         The lowerings of the user's own layers, each "module:function", which are imported.
     input_shapes : list of list of int
@@ -86,7 +84,6 @@ class KerasNetwork(Network):
         *,
         model: dict[str, Any],
         output: Activation = "linear",
-        norm_rows: int = 32,
         layers: Sequence[str] = (),
         input_shapes: Sequence[Sequence[int]] = (),
         objective: dict[str, Any] | None = None,
@@ -96,7 +93,7 @@ class KerasNetwork(Network):
             raise InputError(f"width: found {width:g}, expected 1: a model has its layers' widths")
         for name in layers:
             find_function("layers", name)
-        self.output, self.norm_rows = output, norm_rows
+        self.output = output
         self.graph = read_graph(model)
         self.input_shapes = self._read_inputs(input_shapes)
         self.output_names = [*self.graph.output_names]
@@ -188,13 +185,9 @@ class KerasNetwork(Network):
             return [pixels(self._coloured(images), 4)]
         if len(self.input_shapes) == 1:
             return [images]
-        inputs, first = [], 0
-        for shape in self.input_shapes:
-            last = first + math.prod(shape)
-            rows = images[:, first:last].reshape((images.shape[0], *shape))
-            inputs.append(pt.specify_shape(rows, (images.type.shape[0], *shape)))
-            first = last
-        return inputs
+        count = images.type.shape[0]
+        parts = _shaped(images, self.input_shapes)
+        return [pt.specify_shape(x, (count, *x.type.shape[1:])) for x in parts]
 
     def _coloured(self, images: "TensorVariable") -> "TensorVariable":
         if self.input_shapes[0][-1] == COLOURS:
@@ -250,12 +243,7 @@ class KerasNetwork(Network):
 
     def split(self, rows: "TensorVariable") -> "list[TensorVariable]":
         """Cut (batch, numbers) into the outputs, in Keras's shapes."""
-        parts, first = [], 0
-        for shape in self.output_shapes:
-            last = first + math.prod(shape)
-            parts.append(rows[:, first:last].reshape((rows.shape[0], *shape)))
-            first = last
-        return parts
+        return _shaped(rows, self.output_shapes)
 
     def measured(self, logits: "TensorVariable") -> "TensorVariable":
         """The predictions: metrics see what users do."""
@@ -314,6 +302,12 @@ class KerasNetwork(Network):
                 f" {' or '.join(kind.name for kind in of_logits)}, or another loss"
             )
         return self.predictions(logits)
+
+
+def _shaped(rows: "TensorVariable", shapes: Sequence[tuple[int, ...]]) -> "list[TensorVariable]":
+    """Parts of rows, (batch, numbers), each in its shape, (batch, ...)."""
+    parts = zip(cut(rows, shapes), shapes, strict=True)
+    return [part.reshape((rows.shape[0], *shape)) for part, shape in parts]
 
 
 def ending(y: "TensorVariable") -> "tuple[Activation, TensorVariable]":

@@ -55,6 +55,12 @@ def of_kinds(m: Any, rng: Any) -> Case:
     return model, rng.normal(size=(ROWS, 4)), rng.integers(0, 3, ROWS), {}
 
 
+def generalized(m: Any, rng: Any) -> Case:
+    model, *given = of_kinds(m, rng)
+    model.compile("rmsprop", keras.losses.CategoricalGeneralizedCrossEntropy(0.6))
+    return (model, *given)
+
+
 def dice(m: Any, rng: Any) -> Case:
     layers = [m.Conv2D(3, 3, padding="same", activation="relu"), m.Conv2D(1, 1)]
     model = keras.Sequential([keras.Input((5, 5, 1)), *layers, m.Activation("sigmoid")])
@@ -69,7 +75,7 @@ def circle(m: Any, rng: Any) -> Case:
     return model, rng.normal(size=(ROWS, 4)), rng.integers(0, 4, ROWS), {}
 
 
-@pytest.mark.parametrize("case", [masked, own, of_kinds, dice, circle])
+@pytest.mark.parametrize("case", [masked, own, of_kinds, generalized, dice, circle])
 def test_losses_of_runs_are_those_of_keras(case: Any, tmp_path: Path) -> None:
     keras.utils.clear_session()
     keras.utils.set_random_seed(1)
