@@ -151,10 +151,10 @@ class UpdateRule(Section):
         "a number from 0 to 1, or null",
         omit_default=True,
     )
-    average_overwrites: Annotated[int, Field(ge=0)] = key(
+    average_overwrites: Annotated[int, Field(ge=0, le=MOST)] = key(
         0,
         "steps after which weights become their averages; 0: never",
-        "a whole number of at least 0",
+        f"a whole number of steps from 0 to {MOST}",
         omit_default=True,
     )
     decoupled_decay: bool = key(
