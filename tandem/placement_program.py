@@ -198,7 +198,7 @@ class DividedNetwork:
     def _states(self, name: str) -> int:
         """States that the optimizer has of a parameter; of an average, none."""
         trained = self.network.parameters.declared[name].trainable
-        return len(OPTIMIZERS[self.config.optimizer].states) if trained else 0
+        return len(OPTIMIZERS[self.config.optimizer]().states) if trained else 0
 
     def _all_reduced(self, nbytes: int) -> int:
         return 2 * nbytes * (self.ranks - 1) // self.ranks

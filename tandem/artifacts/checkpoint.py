@@ -89,6 +89,7 @@ class CheckpointHeader:
     state: RunState = RunState()
     config: dict[str, Any] = field(default_factory=dict)  # resolved; empty in converted weights
     conditions: dict[str, str] = field(default_factory=dict)  # what else the bits depend on
+    states: tuple[str, ...] = ()  # of the optimizer
 
 
 @dataclass(frozen=True)
@@ -195,7 +196,11 @@ def read_header(path: str | Path) -> CheckpointHeader:
     """Read everything in a checkpoint but its tensors, which are not compared with the checksum."""
     with _opened(Path(path)) as (_, metadata, _):
         return CheckpointHeader(
-            metadata.network, metadata.state, metadata.config, metadata.conditions
+            metadata.network,
+            metadata.state,
+            metadata.config,
+            metadata.conditions,
+            metadata.optimizer_states,
         )
 
 

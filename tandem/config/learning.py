@@ -145,6 +145,18 @@ class UpdateRule(Section):
         "a number above 0, or null",
         omit_default=True,
     )
+    average_weights: Annotated[Float, Field(ge=0, le=1)] | None = key(
+        None,
+        "fraction of a moving average of each weight kept in a step; null: no averages",
+        "a number from 0 to 1, or null",
+        omit_default=True,
+    )
+    average_overwrites: Annotated[int, Field(ge=0, le=MOST)] = key(
+        0,
+        "steps after which weights become their averages; 0: never",
+        f"a whole number of steps from 0 to {MOST}",
+        omit_default=True,
+    )
     decoupled_decay: bool = key(
         False, "weight decay beside the step of any optimizer, as of adamw", omit_default=True
     )

@@ -21,7 +21,7 @@ from tandem.memory import HostSlots, RowType, SlotLayout
 from tandem.memory.flat import FlatLayout
 from tandem.memory.parameters import HostMemory
 from tandem.ops.work import Work, work_of
-from tandem.optim import OPTIMIZERS
+from tandem.optim import optimizer_of
 from tandem.training.attribution import NodeOrigin, layers_of
 from tandem.training.compiled_network import CompiledNetwork
 from tandem.training.graphs import GRADIENT
@@ -94,7 +94,7 @@ def trainer_step(config: Config, classes: int) -> TrainerStep:
     network = build_network(_description(config, classes), config.dtype)
     if config.parameter_groups.averages(network.parameters.declared):
         config = resolve_norm_rows(config)
-    optimizer = OPTIMIZERS.chosen(dict(config))
+    optimizer = optimizer_of(dict(config))
     layout = parameter_layout(network, optimizer, config.parameter_groups)
     slots = HostSlots((), _slot_layout(network, config))
     parameters, gradients = (

@@ -42,7 +42,7 @@ class TimedNetwork:
             use_data_layer=False,
         )
         shapes = {name: v.type.shape for name, v in network.parameters.items()}
-        layout = FlatLayout.of(shapes, config.dtype, states=SGD.states)
+        layout = FlatLayout.of(shapes, config.dtype, states=SGD().states)
         slots = HostSlots.create(SlotLayout.of_pictures(batch, side), rank=0)
         # As in a run: where memory begins matters to matrix products.
         (alone,) = local_groups(1)

@@ -180,6 +180,7 @@ class Layout:
     output_shapes: tuple[Shape, ...]
     labels: tuple[bool, ...]
     functions: frozenset[str]  # of losses and metrics
+    as_given: frozenset[int] = frozenset()  # outputs of which a target has a shape of its own
 
 
 @dataclass(frozen=True)
@@ -209,7 +210,9 @@ def checked_rows(given: Given, layout: Layout, name: str = "", may_crop: bool = 
     if given.y is None:
         raise InputError(f"{name}y: found None, expected targets")
     targets = tuple(
-        _checked_target(array, shape, is_label, _named(f"{name}y", layout.outputs, n))
+        _float32(array, f"{name}y")
+        if n in layout.as_given
+        else _checked_target(array, shape, is_label, _named(f"{name}y", layout.outputs, n))
         for n, (array, shape, is_label) in enumerate(
             zip(
                 in_order(given.y, layout.outputs, f"{name}y"),
@@ -223,10 +226,16 @@ def checked_rows(given: Given, layout: Layout, name: str = "", may_crop: bool = 
     if isinstance(given.weights, Mapping):
         given_weights = in_order(given.weights, layout.outputs, f"{name}sample_weight")
     weights = tuple(np.asarray(w, np.float32) for w in given_weights)
-    count = len(inputs[0])
-    if len(weights) not in (0, 1, len(targets)) or any(w.shape != (count,) for w in weights):
+    places = [{(), shape[:-1]} for shape in layout.output_shapes]
+    if len(weights) not in (0, 1, len(targets)) or any(
+        len(w) != len(inputs[0]) or not any(_fits(w.shape[1:], shape) for shape in allowed)
+        for w, allowed in zip(weights, places, strict=False)
+    ):
         shapes = ", ".join(str(w.shape) for w in weights)
-        raise InputError(f"{name}sample_weight: found shape {shapes}, expected ({count},)")
+        raise InputError(
+            f"{name}sample_weight: found shape {shapes}, expected a weight for each of "
+            f"{len(inputs[0])} rows, or for each step of them"
+        )
     return Rows(inputs, targets, weights)
 
 
@@ -263,15 +272,21 @@ def _checked_target(found: np.ndarray, shape: Shape, is_label: bool, name: str) 
 
 def _reshaped(found: np.ndarray, shape: Shape, name: str) -> np.ndarray:
     """Targets with the shape of rows; an axis of length 1 may be missing, or too many."""
-    if _fits(found.shape[1:], shape):
-        return found
-    if shape[-1:] == (1,) and _fits(found.shape[1:], shape[:-1]):
+    if not fits_output(found.shape[1:], shape):
+        raise InputError(
+            f"{name}: found shape {found.shape}, expected {_rows(shape)}, as the model's output"
+        )
+    if found.ndim <= len(shape):
         return found[..., np.newaxis]
-    if found.ndim == len(shape) + 2 and found.shape[-1] == 1 and _fits(found.shape[1:-1], shape):
-        return found[..., 0]
-    raise InputError(
-        f"{name}: found shape {found.shape}, expected {_rows(shape)}, as the model's output"
-    )
+    return found[..., 0] if found.ndim > len(shape) + 1 else found
+
+
+def fits_output(target: Sequence[int], output: Shape) -> bool:
+    """Return whether a row's target has an output's shape; an axis of length 1 may be missing."""
+    if _fits(target, output):
+        return True
+    is_short = output[-1:] == (1,) and _fits(target, output[:-1])
+    return is_short or (tuple(target[-1:]) == (1,) and _fits(target[:-1], output))
 
 
 def _checked_labels(found: np.ndarray, classes: int | None, name: str) -> np.ndarray:
@@ -328,15 +343,13 @@ class Form:
         uint8.
     has_classes : bool
         Whether a target is the number of a class, of a single output.
-    weights : int
-        Weights at the end of a row of targets.
-    input_shapes, targets : tuple of tuple of int
-        Of rows, those of the network and of an `Objective`.
+    weights, input_shapes, targets : tuple of tuple of int
+        Shapes of rows, of the weights at the end of targets, and as in an `Objective`.
     """
 
     are_pictures: bool
     has_classes: bool
-    weights: int
+    weights: tuple[tuple[int, ...], ...]
     input_shapes: tuple[tuple[int, ...], ...]
     targets: tuple[tuple[int, ...], ...]
 
@@ -348,7 +361,12 @@ class Form:
         for rows in parts[1:]:
             if (found := tuple(array.shape[1:] for array in rows.inputs)) != shapes:
                 raise InputError(f"validation_data: found rows of shape {found}, expected {shapes}")
-        weights = max(len(rows.weights) for rows in parts)
+        weights = max((tuple(w.shape[1:] for w in rows.weights) for rows in parts), key=len)
+        for rows in parts[1:]:
+            if rows.weights and any(w.shape[1:] not in weights for w in rows.weights):
+                raise InputError(
+                    "validation_data: found weights of other shapes than those of training"
+                )
         has_classes = (
             len(first.targets) == 1
             and len(layout.output_shapes[0]) == 1
@@ -371,14 +389,15 @@ class Form:
             return x, y if y.ndim == 1 else y.argmax(axis=1).astype(np.int64)
         parts = [t.reshape(len(t), -1).astype(np.float32, copy=False) for t in rows.targets]
         if self.weights:
-            given = rows.weights or (np.ones(len(x), np.float32),)
-            parts += [w[:, np.newaxis] for w in given * (self.weights // len(given))]
+            ones = tuple(np.ones((len(x), *shape), np.float32) for shape in self.weights)
+            given = rows.weights or ones
+            parts += [w.reshape(len(x), -1) for w in given * (len(self.weights) // len(given))]
         return x, np.concatenate(parts, axis=1) if len(parts) > 1 else parts[0]
 
     @property
     def classes(self) -> int:
         """Values of a target, where it is no class."""
-        return sum(map(math.prod, self.targets)) + self.weights
+        return sum(map(math.prod, (*self.targets, *self.weights)))
 
 
 def _are_one_hot(rows: np.ndarray) -> bool:

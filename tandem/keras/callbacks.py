@@ -27,7 +27,7 @@ MEMORY = "fit.json"  # what a run's callbacks and History hold, in its folder
 
 _REFUSED = {
     "BackupAndRestore": "the argument resume of fit",
-    "SwapEMAWeights": "no such callback: the optimizers here have no averages of weights",
+    "SwapEMAWeights": "use_ema of the optimizer alone: trainers validate with the newest weights",
 }
 _OF_BATCHES = ("on_batch_begin", "on_batch_end", "on_train_batch_begin", "on_train_batch_end")
 
@@ -134,6 +134,7 @@ class Epochs:
         return bool(self.model.stop_training)
 
     def on_train_end(self, result: Mapping[str, Any]) -> None:
+        self.model.optimizer.finalize_variable_values(self.model.trainable_variables)
         self.callbacks.on_train_end(dict(self.logs))
 
     def rates(self) -> tuple[float, ...]:
@@ -145,9 +146,7 @@ class Epochs:
         path = self.folder / checkpoint_name(RunState(epoch=epoch))
         load(self.model, read_checkpoint(path))
         self.logs = {name: value for name, value in logs.items() if name != "learning_rate"}
-        if not self.validates(number):
-            self.logs = {k: v for k, v in self.logs.items() if not k.startswith("val_")}
-        elif self.measure is not None:
+        if self.measure is not None and self.validates(number):
             found = {f"val_{name}": value for name, value in self.measure().items()}
             self.logs = found | self.logs
         self.logs = dict(sorted(self.logs.items(), key=lambda i: (i[0].startswith("val_"), i[0])))

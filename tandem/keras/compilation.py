@@ -1,15 +1,18 @@
 """The choices of Keras's `compile`, as settings and data of a run; it imports Keras."""
 
+import functools
+import warnings
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import keras
 import numpy as np
 
 from tandem.errors import InputError
-from tandem.keras.losses import OF_LABELS, check_options, is_known
+from tandem.keras.arrays import fits_output, in_order
+from tandem.keras.losses import OF_GROUPS, OF_LABELS, is_here
 
 _MOMENTS = {"first_moment": "_momentums", "second_moment": "_velocities"}
 
@@ -20,41 +23,52 @@ class _Optimizer:
 
     name: str
     settings: Mapping[str, str]
-    states: Mapping[str, str]  # attribute of Keras's, by ours
-    fixed: Mapping[str, Any]
-    absent: Mapping[str, Any]  # arguments that we lack, at the values at which they do nothing
+    states: dict[str, str]  # attribute of Keras's, by ours
+    fixed: Mapping[str, Any] = field(default_factory=dict)
 
 
 _BETAS = {"adam_beta1": "beta_1", "adam_beta2": "beta_2", "adam_epsilon": "epsilon"}
-_ADAM = _Optimizer("adam", _BETAS, _MOMENTS, {"adam_epsilon_hat": True}, {"amsgrad": False})
+_ADAM = _Optimizer(
+    "adam",
+    {**_BETAS, "adam_amsgrad": "amsgrad"},
+    {**_MOMENTS, "largest_second_moment": "_velocity_hats"},
+    {"adam_epsilon_hat": True},
+)
 _OPTIMIZERS = {
     "SGD": _Optimizer(
         "sgd",
         {"momentum": "momentum", "use_nesterov_momentum": "nesterov"},
         {"momentum": "momentums"},
-        {},
-        {},
     ),
     "Adam": _ADAM,
     "AdamW": _ADAM,
-    "Nadam": _Optimizer("nadam", _BETAS, _MOMENTS, {"nadam_decay": 1.0}, {}),
-    "Adamax": _Optimizer("adamax", _BETAS, {"first_moment": "_m", "infinity_norm": "_u"}, {}, {}),
+    "Nadam": _Optimizer("nadam", _BETAS, _MOMENTS, {"nadam_decay": 1.0}),
+    "Adamax": _Optimizer("adamax", _BETAS, {"first_moment": "_m", "infinity_norm": "_u"}),
     "RMSprop": _Optimizer(
         "rmsprop",
-        {"rmsprop_decay": "rho", "rmsprop_epsilon": "epsilon"},
-        {"mean_square": "_velocities"},
+        {
+            "rmsprop_decay": "rho",
+            "rmsprop_epsilon": "epsilon",
+            "rmsprop_momentum": "momentum",
+            "rmsprop_centered": "centered",
+        },
+        {
+            "mean_square": "_velocities",
+            "momentum": "_momentums",
+            "mean_gradient": "_average_gradients",
+        },
         {"rmsprop_epsilon_inside": True},
-        {"momentum": 0.0, "centered": False},
     ),
     "Adagrad": _Optimizer(
-        "adagrad", {"adagrad_epsilon": "epsilon"}, {"sum_of_squares": "_accumulators"}, {}, {}
+        "adagrad", {"adagrad_epsilon": "epsilon"}, {"sum_of_squares": "_accumulators"}
     ),
     "Adadelta": _Optimizer(
         "adadelta",
         {"adadelta_decay": "rho", "adadelta_epsilon": "epsilon"},
         {"mean_square": "_accumulated_grads", "mean_squared_step": "_accumulated_delta_vars"},
-        {},
-        {},
+    ),
+    "Lion": _Optimizer(
+        "lion", {"lion_beta1": "beta_1", "lion_beta2": "beta_2"}, {"momentum": "_momentums"}
     ),
 }
 _CLIPS = {"clip_norm": "clipnorm", "clip_global_norm": "global_clipnorm", "clip_value": "clipvalue"}
@@ -63,7 +77,17 @@ _METHODS = (
     *("make_train_function", "make_test_function"),
 )
 _AT_DEFAULT = {"axis": -1, "ignore_class": None, "from_sorted_ids": False}
-_ABSENT = {"use_ema": False, "gradient_accumulation_steps": None, "loss_scale_factor": None}
+_TRACED = (  # functions of metrics that become graphs; others, and those of users, Keras measures
+    *("accuracy", "binary_accuracy", "binary_focal_crossentropy", "categorical_focal_crossentropy"),
+    *("categorical_hinge", "cosine_similarity", "huber", "kl_divergence", "log_cosh", "poisson"),
+    *("mean_absolute_error", "mean_absolute_percentage_error", "mean_squared_error"),
+    "mean_squared_logarithmic_error",
+)
+OWN = "own"  # the function of a loss of the user's
+_AS_GIVEN = (OWN, "circle", "categorical_generalized_cross_entropy")
+"""Losses whose targets may have another shape than outputs."""
+_ABSENT = ("gradient_accumulation_steps", "loss_scale_factor")
+_AVERAGE = {"weight_average": "_model_variables_moving_average"}  # of any optimizer's weights
 
 
 def check_model(model: Any) -> None:
@@ -103,12 +127,15 @@ class Compilation:
         As those of `tandem.keras.losses.Objective`.
     foreign : bool
         Whether there are metrics that Keras alone measures.
+    as_given : frozenset of int
+        Outputs whose targets have a shape of their own, of losses alone that take it.
     """
 
     settings: Mapping[str, Any]
     losses: Sequence[Mapping[str, Any]]
     metrics: Sequence[Mapping[str, Any]]
     foreign: bool
+    as_given: frozenset[int]
 
     @classmethod
     def of(cls, model: Any, row: Callable[[], tuple[Any, Any]]) -> "Compilation":
@@ -133,10 +160,23 @@ class Compilation:
             raise InputError(
                 "optimizer: found exclude_from_weight_decay, expected decay of all parameters"
             )
-        losses = [*_losses(model)]
+        outputs = [tuple(tensor.shape[1:]) for tensor in model.outputs]
+        given = [each.shape[1:] for each in in_order(y, output_names(model), "y")]
+        shapes = [
+            (output if fits_output(target, output) else target, output)
+            for target, output in zip(given, outputs, strict=True)
+        ]
+        losses = [*_losses(model, shapes)]
+        as_given = frozenset(n for n, (target, output) in enumerate(shapes) if target != output)
+        as_given -= {each["output"] for each in losses if each["function"] not in _AS_GIVEN}
         kinds = {loss["output"]: loss["function"] in OF_LABELS for loss in losses}
-        metrics, foreign = _metrics(model._compile_metrics, kinds)
-        return cls(settings, losses, metrics, foreign)
+        metrics, foreign = _metrics(model._compile_metrics, kinds, shapes)
+        return cls(settings, losses, metrics, foreign, as_given)
+
+    @property
+    def of_groups(self) -> bool:
+        """Return whether a loss is one of all rows together."""
+        return any(each["function"] in OF_GROUPS for each in self.losses)
 
     def takes_labels(self, output: int) -> bool:
         """Return whether targets of an output are whole numbers."""
@@ -151,15 +191,18 @@ def optimizer_settings(optimizer: Any) -> dict[str, Any]:
     found = _OPTIMIZERS.get(kind) if type(optimizer).__module__.startswith("keras.") else None
     if found is None:
         raise InputError(f"optimizer: found {kind}, expected any of {', '.join(_OPTIMIZERS)}")
-    for name, value in {**found.absent, **_ABSENT}.items():
-        if config.get(name, value) != value:
-            raise InputError(f"{kind}: found {name}={config[name]!r}, expected {value!r}")
+    for name in _ABSENT:
+        if config.get(name) is not None:
+            raise InputError(f"{kind}: found {name}={config[name]!r}, expected None")
     settings = {ours: config[theirs] for ours, theirs in found.settings.items()}
     if kind == "SGD":
         settings["use_momentum"] = settings["momentum"] > 0
         settings["use_nesterov_momentum"] &= settings["use_momentum"]
     decay = config.get("weight_decay") or 0.0
     clips = {ours: config[theirs] for ours, theirs in _CLIPS.items() if config.get(theirs)}
+    if config["use_ema"]:
+        settings["average_weights"] = config["ema_momentum"]
+        settings["average_overwrites"] = config["ema_overwrite_frequency"] or 0
     return {
         **settings,
         **found.fixed,
@@ -174,8 +217,9 @@ def optimizer_settings(optimizer: Any) -> dict[str, Any]:
 
 def states_of(optimizer: Any) -> dict[str, list[Any]]:
     """Keras's variables of each of our optimizer's states, in the order of its own; built."""
-    names = _OPTIMIZERS[type(optimizer).__name__].states
-    return {ours: [*getattr(optimizer, theirs)] for ours, theirs in names.items()}
+    names = _OPTIMIZERS[type(optimizer).__name__].states | _AVERAGE
+    found = {ours: getattr(optimizer, theirs, None) for ours, theirs in names.items()}
+    return {ours: [*values] for ours, values in found.items() if values}
 
 
 def rates_of(optimizer: Any, steps: int) -> tuple[float, ...]:
@@ -187,26 +231,55 @@ def rates_of(optimizer: Any, steps: int) -> tuple[float, ...]:
     return (float(optimizer.learning_rate),)
 
 
-def _losses(model: Any) -> Iterator[dict[str, Any]]:
+Shapes = Sequence[tuple[Any, Any]]
+"""Of a row of the targets, and of each output."""
+
+
+def _losses(model: Any, shapes: Shapes) -> Iterator[dict[str, Any]]:
     compiled = model._compile_loss
     for path, loss, weight, name in compiled._flat_losses:
-        place = f"loss {loss.name}"
+        place, output = f"loss {loss.name}", _output(path, model)
         if loss.reduction not in ("sum_over_batch_size", "mean"):
             raise InputError(
                 f"{place}: found reduction={loss.reduction!r}, expected sum_over_batch_size"
             )
-        function = function_of(getattr(loss, "fn", None), getattr(loss, "_fn_kwargs", {}), place)
-        if function is None:
-            raise InputError(
-                f"{place}: found {_described(loss)}, expected a loss of Keras that is a mean over "
-                "rows: own functions are code, which other processes do not run"
-            )
+        function = function_of(getattr(loss, "fn", None), getattr(loss, "_fn_kwargs", {}))
+        if not is_here(function):
+            is_keras = type(loss).__module__.startswith("keras.") and function["function"]
+            graph = traced(loss.call, *shapes[output], place)
+            function = {"function": function["function"] if is_keras else OWN, "graph": graph}
         yield {
             **function,
             "name": name,
-            "output": _output(path, model),
+            "output": output,
             "weight": 1.0 if weight is None else float(weight),
         }
+
+
+def traced(call: Callable[..., Any], target: Any, output: Any, place: str) -> dict[str, Any]:
+    """The graph of a loss or metric, as a model of targets and outputs, by a call with symbols.
+
+    A mean of all values is left out, since that of rows follows. Raises InputError where the
+    function takes no symbols, or returns no values of rows.
+    """
+    y, p = keras.Input(target, name="targets"), keras.Input(output, name="outputs")
+    way_out = (
+        "operations of keras.ops, which give numbers for each row: for anything else write a layer "
+        "of your own with a lowering, whose output is the loss"
+    )
+    try:
+        found = call(y, p)
+    except Exception as error:
+        text = f"{type(error).__name__}: {error}".splitlines()[0]
+        raise InputError(f"{place}: found {text} of symbols, expected {way_out}") from error
+    if isinstance(found, keras.KerasTensor) and found.shape == ():
+        operation, number, _ = found._keras_history
+        if type(operation).__name__ == "Mean" and operation.axis is None:
+            found = operation._inbound_nodes[number].arguments.args[0]
+    if not isinstance(found, keras.KerasTensor) or found.shape[:1] != (None,):
+        shape = getattr(found, "shape", None)
+        raise InputError(f"{place}: found a result of shape {shape}, expected {way_out}")
+    return without_keras(keras.Model([y, p], found))
 
 
 def _output(path: Sequence[Any], model: Any) -> int:
@@ -225,7 +298,9 @@ def output_names(model: Any) -> list[str]:
     return list(graph.output_names)
 
 
-def _metrics(compiled: Any, labels: Mapping[int, bool]) -> tuple[list[dict[str, Any]], bool]:
+def _metrics(
+    compiled: Any, labels: Mapping[int, bool], shapes: Shapes
+) -> tuple[list[dict[str, Any]], bool]:
     """The metrics that we have, under Keras's names, and whether there are others."""
     found, seen = [], Counter[str]()
     foreign = False
@@ -234,40 +309,33 @@ def _metrics(compiled: Any, labels: Mapping[int, bool]) -> tuple[list[dict[str, 
             name = f"{group.output_name}_{metric.name}" if group.output_name else metric.name
             seen[name] += 1
             name = name if seen[name] == 1 else f"{name}_{seen[name] - 1}"
-            options = getattr(metric, "_fn_kwargs", {})
-            function = function_of(getattr(metric, "_fn", None), options, f"metric {name}")
-            own = function is not None and (function["function"] in OF_LABELS) == labels.get(output)
-            foreign |= not own
-            if own and function is not None:
+            function = function_of(getattr(metric, "_fn", None), getattr(metric, "_fn_kwargs", {}))
+            if function["function"] in _TRACED and shapes[output][0] == shapes[output][1]:
+                call = functools.partial(metric._fn, **function.pop("options"))
+                function["graph"] = traced(call, *shapes[output], f"metric {name}")
+            own = (function["function"] in OF_LABELS) == labels.get(output)
+            if own and ("graph" in function or is_here(function)):
                 found.append({**function, "name": name, "output": output})
+            else:
+                foreign = True
     weighted = compiled is not None and any(compiled._flat_weighted_metrics)
     return found, foreign or weighted
 
 
-def function_of(function: Any, options: Mapping[str, Any], place: str) -> dict[str, Any] | None:
-    """A function of Keras with its options; None where we have none."""
-    name = getattr(function, "__name__", "")
-    module = getattr(function, "__module__", "") or ""
-    if module.endswith("regression_metrics") and name == "cosine_similarity":
-        name = "cosine_similarity_metric"
-    if not module.startswith("keras.") or not is_known(name):
-        return None
-    given = dict(options)
-    for option, default in _AT_DEFAULT.items():
-        if given.get(option, default) == default:
-            given.pop(option, None)
-    check_options(name, given, place)
+def function_of(function: Any, options: Mapping[str, Any]) -> dict[str, Any]:
+    """The name of a function of Keras, empty for another, with options that are no defaults."""
+    is_keras = (getattr(function, "__module__", "") or "").startswith("keras.")
+    name = function.__name__ if is_keras else ""
+    defaults = {"axis": None} if name in OF_GROUPS else _AT_DEFAULT
+    given = {k: v for k, v in options.items() if k not in defaults or v != defaults[k]}
     return {"function": name, "options": given}
-
-
-def _described(loss: Any) -> str:
-    function = getattr(loss, "fn", None)
-    return getattr(function, "__name__", type(loss).__name__)
 
 
 def without_keras(model: Any) -> dict[str, Any]:
     """The JSON of a model that a run needs: its graph, without what `compile` chose."""
-    found = keras.saving.serialize_keras_object(model)
+    with warnings.catch_warnings():  # of a loss that is a lambda
+        warnings.filterwarnings("ignore", message=".*includes a `lambda`")
+        found = keras.saving.serialize_keras_object(model)
     found.pop("compile_config", None)
     return dict(found)
 

@@ -163,7 +163,7 @@ class Fit:
                 "and metrics of them"
             )
         shapes = (manifest.row.shape,), (manifest.target.shape,)
-        form = Form(manifest.stored is not None, has_classes, 0, *shapes)
+        form = Form(manifest.stored is not None, has_classes, (), *shapes)
         return Data(form, [], sum(manifest.counts("train")), None), compilation
 
     def _validation(self, values: Any, batch: int) -> Given | None:
@@ -228,6 +228,7 @@ def layout_of(model: Any, compilation: Compilation) -> Layout:
         tuple(tuple(tensor.shape[1:]) for tensor in model.outputs),
         tuple(compilation.takes_labels(n) for n in range(len(model.outputs))),
         frozenset(functions),
+        compilation.as_given,
     )
 
 
@@ -288,7 +289,9 @@ class Plan:
         def adapted(spec: RunSpec) -> RunSpec:
             epochs.on_epoch_begin(1 + (spec.header.state.epoch if spec.header else self.begin))
             rates, code = rates_of(self.model.optimizer, self.steps), own_code()
-            return replace(spec, rates=rates, own_code=code, epoch_steps=arguments.steps_per_epoch)
+            without = (n for n in range(spec.config.n_epochs) if not arguments.validates(n - shift))
+            spec = replace(spec, epoch_steps=arguments.steps_per_epoch)
+            return replace(spec, rates=rates, own_code=code, unvalidated=frozenset(without))
 
         def make_reporter(spec: RunSpec) -> Batches:
             return Batches(listed, self.steps)
@@ -370,7 +373,7 @@ class Plan:
             "devices": devices if isinstance(devices, str) else list(devices),
             "metrics": [OF_NETWORK + name for name in self._names],
             "global_batch": self.batch,
-            "norm_rows": group_of(self.batch) if untrained(self.model) else 1,
+            "norm_rows": self._group,
             "print_epochs": True,
             "print_freq": max(1, self.steps // _REPORTS),
             "live_view": False,
@@ -400,6 +403,20 @@ class Plan:
         return config.model_copy(update=shares)
 
     @property
+    def _group(self) -> int:
+        """Rows of which a normalisation or a loss is one: 1 where each is by itself."""
+        masks = any(getattr(y, "_keras_mask", None) is not None for y in self.model.outputs)
+        has_groups = masks or self.compilation.of_groups or untrained(self.model)
+        found = self.fit.distribution.settings.get("norm_rows", "auto")
+        if isinstance(found, int):
+            return found
+        if found != "auto" and (masks or self.compilation.of_groups):
+            raise InputError(
+                f"norm_rows: found {shown(found)} with a loss of groups, expected their rows"
+            )
+        return group_of(self.batch) if has_groups else 1
+
+    @property
     def _names(self) -> list[str]:
         """Names of what the network measures."""
         losses = self.compilation.losses
@@ -413,6 +430,7 @@ class Plan:
             "metrics": self.compilation.metrics,
             "targets": form.targets,
             "weights": form.weights,
+            "group": self._group,
         }
         options: dict[str, Any] = {"model": without_keras(self.model), "objective": objective}
         if any(None in tensor.shape[1:] for tensor in self.model.inputs):

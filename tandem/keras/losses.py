@@ -1,10 +1,13 @@
-"""Losses and metrics of Keras as graphs, by the names of its functions, and what `compile` chose.
+"""Losses and metrics of Keras as graphs, and what `compile` chose.
 
-Rows of a minibatch hold all outputs ravelled behind each other, and targets alike. A place is a
-row's, or one of its time steps or pixels: each has values along the last axis of the output.
+Most are what Keras itself does with symbols, a graph of `keras.ops`; functions that have more exact
+forms, or need labels or other rows, are here by name. Rows of a minibatch hold all outputs ravelled
+behind each other, and targets alike. A place is a row's, or one of its time steps or pixels: each
+has values along the last axis of the output.
 """
 
 import inspect
+import itertools
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -14,6 +17,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 from pydantic import Field
 
 from tandem.errors import InputError
+from tandem.keras.graph import read_graph
 from tandem.validation import validated
 
 if TYPE_CHECKING:
@@ -54,6 +58,45 @@ class Prediction:
         return pt.log(kept) - pt.log(one - kept)
 
 
+@dataclass(frozen=True)
+class Groups:
+    """The groups of consecutive rows of which a loss is one number, for any number of trainers."""
+
+    counted: "TensorVariable"  # bool (row,)
+    same: "TensorVariable"  # dtype (row, row): 1 of a group's rows that are counted
+
+    @classmethod
+    def of(cls, like: "TensorVariable", rows: int, valid: "TensorVariable | None") -> "Groups":
+        """Groups of so many rows, of which the first `valid` are counted."""
+        import pytensor.tensor as pt
+
+        places = pt.arange(like.shape[0])
+        counted = places < (like.shape[0] if valid is None else valid)
+        group = places // rows
+        same = pt.eq(group.dimshuffle(0, "x"), group.dimshuffle("x", 0))
+        return cls(counted, (same & counted.dimshuffle("x", 0)).astype(like.dtype))
+
+    def total(self, values: "TensorVariable") -> "TensorVariable":
+        """For each row the sum over its group, (row,)."""
+        import pytensor.tensor as pt
+
+        zero = _numbers(values, 0)[0]
+        return pt.dot(self.same, pt.switch(self.counted, values, zero))
+
+    def mean(self, values: "TensorVariable", mask: "TensorVariable") -> "TensorVariable":
+        """Row values, of which the mean is that of groups' means over the places of a mask.
+
+        Both are (row, place); the mask has 1 where a place counts.
+        """
+        import pytensor.tensor as pt
+
+        (one,) = _numbers(values, 1)
+        sums, counts = ((v * mask).sum(axis=1, dtype=values.dtype) for v in (values, one))
+        return (
+            sums * self.same.sum(axis=1, dtype=values.dtype) / pt.maximum(self.total(counts), one)
+        )
+
+
 Function = Callable[..., "TensorVariable"]
 """A function of targets, (place, value) or labels (place,), a `Prediction`, options: (place,)."""
 
@@ -68,6 +111,8 @@ OF_LABELS = frozenset(
 """Functions of Keras whose targets are whole numbers."""
 OF_CLASSES = OF_LABELS | {name.removeprefix("sparse_") for name in OF_LABELS}
 """Functions that take the number of a class for its one-hot row."""
+OF_GROUPS = frozenset({"dice", "tversky", "circle"})
+"""Losses of all rows together, which take targets and outputs (row, number) and `Groups`."""
 
 
 def _function(function: Function) -> Function:
@@ -75,19 +120,11 @@ def _function(function: Function) -> Function:
     return function
 
 
-def is_known(name: str) -> bool:
-    """Return whether there is a graph of a loss or metric of Keras, by its function's name."""
-    return name in _FUNCTIONS
-
-
-def check_options(name: str, options: Mapping[str, Any], place: str) -> None:
-    """Refuse an option that a function of Keras has here no counterpart of, with an InputError."""
-    known = [*inspect.signature(_FUNCTIONS[name]).parameters][2:]
-    for option, value in options.items():
-        if option not in known:
-            raise InputError(
-                f"{place}: found {option}={value!r} of {name}, expected it at its default"
-            )
+def is_here(measure: Mapping[str, Any]) -> bool:
+    """Return whether a loss or metric of Keras is here, by its function's name and options."""
+    if (function := _FUNCTIONS.get(measure["function"])) is None:
+        return False
+    return {*measure.get("options", ())} <= {*inspect.signature(function).parameters}
 
 
 @_function
@@ -112,117 +149,10 @@ def binary_crossentropy(
 ) -> Any:
     from tandem.layers.losses import binary_cross_entropy
 
-    return binary_cross_entropy(p.logits("sigmoid", from_logits), _smoothed(y, label_smoothing, 2))
-
-
-@_function
-def binary_focal_crossentropy(
-    y: Any,
-    p: Prediction,
-    apply_class_balancing: bool = False,
-    alpha: float = 0.25,
-    gamma: float = 2.0,
-    from_logits: bool = False,
-    label_smoothing: float = 0.0,
-) -> Any:
-    import pytensor.tensor as pt
-
-    logits, y = p.logits("sigmoid", from_logits), _smoothed(y, label_smoothing, 2)
-    one, power, share, rest = _numbers(logits, 1, gamma, alpha, 1 - alpha)
-    found = pt.sigmoid(logits)
-    missed = one - (y * found + (one - y) * (one - found))
-    value = missed**power * (pt.softplus(logits) - y * logits)
-    if apply_class_balancing:
-        value = value * (y * share + (one - y) * rest)
-    return _mean(value)
-
-
-@_function
-def categorical_focal_crossentropy(
-    y: Any,
-    p: Prediction,
-    alpha: float = 0.25,
-    gamma: float = 2.0,
-    from_logits: bool = False,
-    label_smoothing: float = 0.0,
-) -> Any:
-    import pytensor.tensor as pt
-
-    logits = p.logits("softmax", from_logits)
-    y = _smoothed(y, label_smoothing, logits.type.shape[1])
-    one, power, share = _numbers(logits, 1, gamma, alpha)
-    missed = one - pt.special.softmax(logits, axis=1)
-    value = share * missed**power * y * pt.special.log_softmax(logits, axis=1)
-    return -value.sum(axis=1, dtype=value.dtype)
-
-
-def _of_layers(name: str) -> Function:
-    """A loss of `tandem.layers.losses`, of the output as users see it."""
-
-    def function(y: Any, p: Prediction) -> Any:
-        from tandem.layers import losses
-
-        return getattr(losses, name)(p.values, y)
-
-    return function
-
-
-for _name in ("mean_squared_error", "mean_absolute_error", "categorical_hinge"):
-    _FUNCTIONS[_name] = _of_layers(_name)
-
-
-@_function
-def mean_absolute_percentage_error(y: Any, p: Prediction) -> Any:
-    import pytensor.tensor as pt
-
-    least, hundred = _numbers(p.values, _EPSILON, 100)
-    return hundred * _mean(abs(y - p.values) / pt.maximum(abs(y), least))
-
-
-@_function
-def mean_squared_logarithmic_error(y: Any, p: Prediction) -> Any:
-    import pytensor.tensor as pt
-
-    (least,) = _numbers(p.values, _EPSILON)
-    ours, theirs = (pt.log1p(pt.maximum(value, least)) for value in (p.values, y))
-    return _mean(pt.sqr(ours - theirs))
-
-
-@_function
-def huber(y: Any, p: Prediction, delta: float = 1.0) -> Any:
-    import pytensor.tensor as pt
-
-    error = abs(p.values - y)
-    half, bound = _numbers(error, 0.5, delta)
-    near, far = half * pt.sqr(error), bound * error - half * pt.sqr(bound)
-    return _mean(pt.switch(pt.le(error, bound), near, far))
-
-
-@_function
-def log_cosh(y: Any, p: Prediction) -> Any:
-    import pytensor.tensor as pt
-
-    error = p.values - y
-    two, log_two = _numbers(error, 2, math.log(2))
-    return _mean(abs(error) + pt.softplus(-two * abs(error)) - log_two)
-
-
-@_function
-def kl_divergence(y: Any, p: Prediction) -> Any:
-    import pytensor.tensor as pt
-
-    low, high = _numbers(p.values, _EPSILON, 1)
-    target, found = pt.clip(y, low, high), pt.clip(p.values, low, high)
-    value = target * (pt.log(target) - pt.log(found))
-    return value.sum(axis=1, dtype=value.dtype)
-
-
-@_function
-def poisson(y: Any, p: Prediction) -> Any:
-    import pytensor.tensor as pt
-
-    (least,) = _numbers(p.values, _EPSILON)
-    return _mean(p.values - y * pt.log(p.values + least))
+    if label_smoothing:
+        kept, spread = _numbers(y, 1 - label_smoothing, label_smoothing / 2)
+        y = kept * y + spread
+    return binary_cross_entropy(p.logits("sigmoid", from_logits), y)
 
 
 @_function
@@ -238,35 +168,6 @@ def squared_hinge(y: Any, p: Prediction) -> Any:
 
 
 @_function
-def cosine_similarity_metric(y: Any, p: Prediction) -> Any:
-    import pytensor.tensor as pt
-
-    (least,) = _numbers(p.values, _EPSILON)
-
-    def unit(value: Any) -> Any:
-        square = pt.sqr(value).sum(axis=1, keepdims=True, dtype=value.dtype)
-        return value / pt.sqrt(pt.maximum(square, least * least))
-
-    product = unit(y) * unit(p.values)
-    return product.sum(axis=1, dtype=product.dtype)
-
-
-@_function
-def binary_accuracy(y: Any, p: Prediction, threshold: float = 0.5) -> Any:
-    import pytensor.tensor as pt
-
-    (limit,) = _numbers(p.values, threshold)
-    return _mean(pt.eq(y, (p.values > limit).astype(y.dtype)).astype(y.dtype))
-
-
-@_function
-def accuracy(y: Any, p: Prediction) -> Any:
-    import pytensor.tensor as pt
-
-    return _mean(pt.eq(y, p.values).astype(y.dtype))
-
-
-@_function
 def top_k_categorical_accuracy(y: Any, p: Prediction, k: int = 5) -> Any:
     import pytensor.tensor as pt
 
@@ -276,11 +177,53 @@ def top_k_categorical_accuracy(y: Any, p: Prediction, k: int = 5) -> Any:
 
 
 _FUNCTIONS |= {
-    "cosine_similarity": lambda y, p: -cosine_similarity_metric(y, p),
     "categorical_accuracy": lambda y, p: top_k_categorical_accuracy(y, p, 1),
     "sparse_categorical_accuracy": lambda y, p: top_k_categorical_accuracy(y, p, 1),
     "sparse_top_k_categorical_accuracy": top_k_categorical_accuracy,
 }
+
+
+@_function
+def dice(y: Any, p: Any, groups: Groups) -> Any:
+    return tversky(y, p, groups, epsilon=_EPSILON / 2)
+
+
+@_function
+def tversky(
+    y: Any, p: Any, groups: Groups, alpha: float = 0.5, beta: float = 0.5, epsilon: float = _EPSILON
+) -> Any:
+    both, true, found = (groups.total(v.sum(axis=1, dtype=p.dtype)) for v in (y * p, y, p))
+    one, missed, wrong, least = _numbers(p, 1, alpha, beta, epsilon)
+    return one - both / (both + missed * (true - both) + wrong * (found - both) + least)
+
+
+@_function
+def circle(
+    y: Any,
+    p: Any,
+    groups: Groups,
+    gamma: float = 80.0,
+    margin: float = 0.4,
+    remove_diagonal: bool = True,
+) -> Any:
+    """Circle loss (Sun et al. 2020, arXiv 2002.10857), a mean of the rows where it is above 0."""
+    import pytensor.tensor as pt
+
+    zero, one, scale, near, less, more = _numbers(p, 0, 1, gamma, margin, 1 - margin, 1 + margin)
+    distances = pt.maximum(one - pt.dot(p, p.T), zero)
+    is_like = pt.eq(y[:, 0].dimshuffle(0, "x"), y[:, 0].dimshuffle("x", 0))
+    others = pt.gt(groups.same, 0)
+    places = pt.arange(p.shape[0])
+    if remove_diagonal:
+        is_other = pt.neq(places.dimshuffle(0, "x"), places.dimshuffle("x", 0))
+    else:
+        is_other = pt.ones_like(is_like)
+    of_like = -scale * pt.maximum(near + distances, zero) * (near - distances)
+    of_others = scale * pt.maximum(more - distances, zero) * (less - distances)
+    pairs = [(of_like, others & is_like & is_other), (of_others, others & ~is_like)]
+    terms = [pt.logsumexp(pt.switch(m, v, _numbers(p, -1e30)[0]), axis=1) for v, m in pairs]
+    values = pt.softplus(terms[0] + terms[1]).dimshuffle(0, "x")
+    return groups.mean(values, pt.gt(values, zero).astype(p.dtype))
 
 
 def _numbers(like: "TensorVariable", *values: float) -> list[Any]:
@@ -294,13 +237,6 @@ def _mean(values: "TensorVariable") -> "TensorVariable":
     """Mean over the values of each place."""
     count = values.shape[1].astype(values.dtype)
     return values.sum(axis=1, dtype=values.dtype) / count
-
-
-def _smoothed(y: Any, smoothing: float, classes: Any) -> Any:
-    if not smoothing:
-        return y
-    kept, spread = _numbers(y, 1 - smoothing, smoothing / classes)
-    return kept * y + spread
 
 
 def _margins(y: Any, p: Prediction) -> Any:
@@ -323,47 +259,51 @@ class Measure:
     output: Annotated[int, Field(ge=0)] = 0
     options: Options = field(default_factory=dict)
     weight: float = 1.0  # of a loss in the sum
+    graph: dict[str, Any] | None = None  # of targets and outputs, as a model; None: known by name
 
 
 @dataclass(frozen=True)
 class Objective:
     """The choices of `compile` as data: losses, metrics and the layout of a row of targets.
 
-    A row has the targets of each output behind each other, then weights: none, one for all losses,
-    or one for each output. Where targets are the class of a single output, they are int64 labels.
+    A row has the targets of each output behind each other, then weights: none, those for all
+    losses, or those for each output. Where targets are the class of a single output, they are int64
+    labels.
 
     Attributes
     ----------
     losses : tuple of Measure
     metrics : tuple of Measure
-    targets : tuple of tuple of int
-        Shape of a row of the targets of each output.
-    weights : int
-        Numbers at the end of a row.
+    targets, weights : tuple of tuple of int
+        Shapes of a row's targets of each output, and of its weights.
+    group : int
+        Consecutive rows of which a loss of steps with masks, or of all rows together, is a mean.
     """
 
     losses: Annotated[tuple[Measure, ...], Field(min_length=1)]
     metrics: tuple[Measure, ...] = ()
     targets: tuple[tuple[int, ...], ...] = ((),)
-    weights: Annotated[int, Field(ge=0)] = 0
+    weights: tuple[tuple[int, ...], ...] = ()
+    group: Annotated[int, Field(ge=1)] = 1
 
     @classmethod
     def of(cls, values: Any, outputs: int) -> "Objective":
         """Check the JSON of an objective of so many outputs; raises InputError."""
         found = validated(cls, values, source="compiled")
         for measure in (*found.losses, *found.metrics):
-            if not is_known(measure.function):
+            if measure.graph is not None:
+                read_graph(measure.graph)
+            elif not is_here({"function": measure.function, "options": measure.options}):
                 raise InputError(
-                    f"compiled: found the function {measure.function!r}, expected any of "
-                    f"{', '.join(_FUNCTIONS)}"
+                    f"compiled: found the function {measure.function!r} with options "
+                    f"{[*measure.options]}, expected any of {', '.join(_FUNCTIONS)}"
                 )
-            check_options(measure.function, measure.options, "compiled")
             if measure.output >= min(outputs, len(found.targets)):
                 raise InputError(
                     f"compiled: found output {measure.output}, expected one of {outputs}"
                 )
-        if found.weights not in (0, 1, len(found.targets)):
-            raise InputError(f"compiled: found {found.weights} weights of {outputs} outputs")
+        if len(found.weights) not in (0, 1, len(found.targets)):
+            raise InputError(f"compiled: found {len(found.weights)} weights of {outputs} outputs")
         return found
 
     def build(
@@ -372,7 +312,9 @@ class Objective:
         labels: "TensorVariable",
         shapes: Sequence[tuple[int, ...]],
         activations: Sequence[str],
-    ) -> "tuple[TensorVariable, dict[str, TensorVariable]]":
+        masks: "Sequence[TensorVariable | None]" = (),
+        valid: "TensorVariable | None" = None,
+    ) -> "tuple[TensorVariable, dict[str, Any]]":
         """Build the loss of each row, and the values of each row that are measured.
 
         Parameters
@@ -382,47 +324,109 @@ class Objective:
         labels : int64 (batch,) or dtype (batch, numbers)
         shapes, activations
             Of a row of each output.
-        """
-        predictions, end = [], 0
-        for shape, activation in zip(shapes, activations, strict=True):
-            begin, end = end, end + math.prod(shape)
-            values = logits if len(shapes) == 1 else logits[:, begin:end]
-            predictions.append(Prediction(_places(values, shape), activation))
-        targets, weights = self._cut(labels, shapes)
+        masks : sequence of bool (batch, step), or None
+            Of each output.
+        valid : int64 scalar, optional
+            The rows that count; by default all.
 
-        def rows(measure: Measure) -> Any:
-            shape, function = shapes[measure.output], _FUNCTIONS[measure.function]
-            target = targets[measure.output]
+        Returns
+        -------
+        loss : dtype (batch,)
+        measured : dict
+            By name, (batch,), or such values times weights, and the weights.
+        """
+        outputs = cut(logits, shapes)
+        targets = [labels] if labels.type.ndim == 1 else cut(labels, (*self.targets, *self.weights))
+        targets, weights = targets[: len(self.targets)], targets[len(self.targets) :]
+        masks = masks or [None] * len(shapes)
+        groups = Groups.of(logits, self.group, valid)
+
+        def values(measure: Measure) -> Any:
+            """Values of a loss or metric, (batch,) or (batch, place)."""
+            number = measure.output
+            shape, y = shapes[number], targets[number]
+            output = Prediction(_places(outputs[number], shape), activations[number])
+            if measure.graph is not None:
+                return _traced(measure, y, output.values, self.targets[number], shape)
+            function = _FUNCTIONS[measure.function]
+            if measure.function in OF_GROUPS:
+                flat = output.values.reshape(outputs[number].shape)
+                return function(y, flat, groups, **measure.options)
             if measure.function in OF_LABELS:
-                target = target.reshape((-1,)).astype("int64")
-            elif target.type.dtype != "int64":
-                target = _places(target, shape)
-            found = function(target, predictions[measure.output], **measure.options)
-            return found if len(shape) <= 1 else _mean(found.reshape((-1, math.prod(shape[:-1]))))
+                y = y.reshape((-1,)).astype("int64")
+            elif y.type.dtype != "int64":
+                y = _places(y, shape)
+            found = function(y, output, **measure.options)
+            return found if len(shape) <= 1 else found.reshape((-1, math.prod(shape[:-1])))
+
+        def mask_of(measure: Measure, found: Any) -> Any:
+            """The places that count, as numbers; None if all do."""
+            mask = masks[measure.output]
+            if mask is None or measure.function in OF_GROUPS:
+                return None
+            if found.type.shape[1:] != mask.type.shape[1:]:
+                raise InputError(
+                    f"{measure.name}: found a mask of {mask.type.shape[1]} steps, and values of "
+                    f"shape {found.type.shape[1:]} in a row, expected one for each step"
+                )
+            return mask.astype(found.dtype)
+
+        def row_loss(loss: Measure) -> Any:
+            found = values(loss)
+            if weights:
+                weight = weights[loss.output % len(weights)]
+                if weight.type.shape[1] not in (1, *found.type.shape[1:]):
+                    raise InputError(
+                        f"{loss.name}: found weights of {weight.type.shape[1]} steps, expected one "
+                        "for each row, or for each value of the loss in it"
+                    )
+                found = found * (weight[:, 0] if found.type.ndim == 1 else weight)
+            mask = mask_of(loss, found)
+            if mask is not None:
+                return groups.mean(found, mask)
+            return found if found.type.ndim == 1 else _mean(found)
+
+        def row_metric(metric: Measure) -> Any:
+            found = values(metric)
+            mask = mask_of(metric, found)
+            if mask is not None:
+                return _mean(found * mask), _mean(mask)
+            return found if found.type.ndim == 1 else _mean(found)
 
         total: Any = None
         measured: dict[str, Any] = {}
         for loss in self.losses:
-            value = rows(loss)
-            if weights:
-                value = value * weights[loss.output % len(weights)]
+            value = row_loss(loss)
             if len(self.losses) > 1:
                 measured[f"{loss.name}_loss"] = value
             value = value if loss.weight == 1 else value * _numbers(value, loss.weight)[0]
             total = value if total is None else total + value
-        return total, measured | {metric.name: rows(metric) for metric in self.metrics}
+        return total, measured | {metric.name: row_metric(metric) for metric in self.metrics}
 
-    def _cut(self, labels: Any, shapes: Sequence[tuple[int, ...]]) -> tuple[list[Any], list[Any]]:
-        """The targets of each output, and the weights, of rows that have all."""
-        if labels.type.ndim == 1:
-            return [labels], []
-        found, end = [], 0
-        for shape in self.targets:
-            begin, end = end, end + math.prod(shape)
-            found.append(labels[:, begin:end])
-        return found, [labels[:, end + n] for n in range(self.weights)]
+
+def cut(rows: "TensorVariable", shapes: Sequence[tuple[int, ...]]) -> "list[TensorVariable]":
+    """Parts of rows, (batch, numbers), of which each has the numbers of a shape."""
+    ends = [*itertools.accumulate(map(math.prod, shapes), initial=0)]
+    return [rows[:, a:b] for a, b in itertools.pairwise(ends)] if len(shapes) > 1 else [rows]
 
 
 def _places(values: "TensorVariable", shape: Sequence[int]) -> "TensorVariable":
     """Rows, (batch, numbers), as (place, value)."""
     return values if len(shape) <= 1 else values.reshape((-1, shape[-1]))
+
+
+def _traced(
+    measure: Measure, y: Any, output: Any, target: Sequence[int], shape: Sequence[int]
+) -> Any:
+    """Values of a graph of Keras's operations, (batch,) or (batch, place)."""
+    from tandem.keras.lowering.call import Pass
+
+    assert measure.graph is not None
+    pass_ = Pass(output.dtype)
+    inputs = [v.reshape((-1, *lengths)) for v, lengths in ((y, target), (output, shape))]
+    (found,) = pass_.run(read_graph(measure.graph), inputs)
+    if pass_.declared:
+        raise InputError(f"{measure.name}: found a loss or metric with weights, expected none")
+    return (
+        found.astype(output.dtype).reshape((found.shape[0], -1)) if found.type.ndim > 2 else found
+    )

@@ -9,7 +9,7 @@ import numpy as np
 
 from tandem.errors import InputError
 from tandem.keras.graph import LayerData, read_graph
-from tandem.keras.losses import Objective
+from tandem.keras.losses import Objective, cut
 from tandem.layers.choices import BinaryCrossEntropy, CrossEntropy, KLDivergence
 from tandem.layers.network import COLOURS, FullyConnected, Network
 from tandem.layers.parameter import layer_of
@@ -50,8 +50,6 @@ class KerasNetwork(Network):
         As of `keras.saving.serialize_keras_object`, a Functional or Sequential model.
     output : {"softmax", "sigmoid", "linear"}
         The activation between `logits` and `predictions`, of the outputs that end in it.
-    norm_rows : int
-        Consecutive rows of the global minibatch that a batch normalisation covers.
     layers : list of str
         The lowerings of the user's own layers, each "module:function", which are imported.
     input_shapes : list of list of int
@@ -89,7 +87,6 @@ class KerasNetwork(Network):
         *,
         model: dict[str, Any],
         output: Activation = "linear",
-        norm_rows: int = 32,
         layers: Sequence[str] = (),
         input_shapes: Sequence[Sequence[int]] = (),
         objective: dict[str, Any] | None = None,
@@ -99,12 +96,15 @@ class KerasNetwork(Network):
             raise InputError(f"width: found {width:g}, expected 1: a model has its layers' widths")
         for name in layers:
             find_function("layers", name)
-        self.output, self.norm_rows = output, norm_rows
+        self.output = output
         self.graph = read_graph(model)
         self.input_shapes = self._read_inputs(input_shapes)
         self.output_names = [*self.graph.output_names]
         self._costs: list[TensorVariable] | None = None  # of regularizers
-        self._masked: list[str] = []  # outputs with masks
+        # Of logits that were built: masks of the outputs, then the losses of rows and what is
+        # measured.
+        self._masks: dict[Any, list[Any]] = {}
+        self._losses: dict[Any, tuple[TensorVariable, dict[str, Any]]] = {}
         self._set_input()
         self._declare()
         numbers = sum(map(math.prod, self.output_shapes))
@@ -195,13 +195,9 @@ class KerasNetwork(Network):
             return [pixels(self._coloured(images), 4)]
         if len(self.input_shapes) == 1:
             return [images]
-        inputs, first = [], 0
-        for shape in self.input_shapes:
-            last = first + math.prod(shape)
-            rows = images[:, first:last].reshape((images.shape[0], *shape))
-            inputs.append(pt.specify_shape(rows, (images.type.shape[0], *shape)))
-            first = last
-        return inputs
+        count = images.type.shape[0]
+        parts = _shaped(images, self.input_shapes)
+        return [pt.specify_shape(x, (count, *x.type.shape[1:])) for x in parts]
 
     def _coloured(self, images: "TensorVariable") -> "TensorVariable":
         if self.input_shapes[0][-1] == COLOURS:
@@ -214,23 +210,29 @@ class KerasNetwork(Network):
         self, images: "TensorVariable", training: Training | None
     ) -> "list[TensorVariable]":
         """Build the graphs of the model's outputs, in Keras's shapes, (batch, ...)."""
+        return self._run(images, training)[0]
+
+    def _run(
+        self, images: "TensorVariable", training: Training | None
+    ) -> "tuple[list[TensorVariable], list[TensorVariable | None]]":
+        """Build the outputs, and their masks."""
         from tandem.keras.lowering.call import Pass
 
         pass_ = Pass(self.dtype, training, self.parameters)
         outputs = pass_.run(self.graph, self._cut(images))
         self._costs = [*pass_.costs.values()]
-        names = zip(outputs, self.output_names, strict=True)
-        self._masked = [name for y, name in names if y in pass_.masks]
-        return outputs
+        return outputs, [pass_.masks.get(y) for y in outputs]
 
     def logits(self, images: "TensorVariable", training: Training | None) -> "TensorVariable":
         """Build the graph of all outputs before `output`, ravelled: (batch, numbers)."""
-        outputs = self.outputs(images, training)
+        outputs, masks = self._run(images, training)
         endings = [ending(y) for y in outputs]
-        return joined(
+        logits = joined(
             before if self._is_split(activation) else y
             for (activation, before), y in zip(endings, outputs, strict=True)
         )
+        self._masks[logits] = masks
+        return logits
 
     def _is_split(self, activation: str) -> bool:
         """Return whether logits are before an activation in which an output ends."""
@@ -251,12 +253,7 @@ class KerasNetwork(Network):
 
     def split(self, rows: "TensorVariable") -> "list[TensorVariable]":
         """Cut (batch, numbers) into the outputs, in Keras's shapes."""
-        parts, first = [], 0
-        for shape in self.output_shapes:
-            last = first + math.prod(shape)
-            parts.append(rows[:, first:last].reshape((rows.shape[0], *shape)))
-            first = last
-        return parts
+        return _shaped(rows, self.output_shapes)
 
     def measured(self, logits: "TensorVariable") -> "TensorVariable":
         """The predictions: metrics see what users do."""
@@ -279,13 +276,17 @@ class KerasNetwork(Network):
         """
         from tandem.layers.losses import mean_over_valid
 
-        if self._masked:
-            raise InputError(
-                f"{self._masked[0]}: found an output with a mask, expected one without: a loss of "
-                "masked steps is no mean over rows"
-            )
+        masks = self._masks.get(logits, [])
         if self.objective is not None:
-            rows, _ = self._built(logits, labels)
+            self._losses[logits] = self.objective.build(
+                logits, labels, self.output_shapes, self.own_activation, masks, valid
+            )
+            rows = self._losses[logits][0]
+        elif masked := [n for n, m in zip(self.output_names, masks, strict=False) if m is not None]:
+            raise InputError(
+                f"{masked[0]}: found an output with a mask, expected one without: the losses "
+                "of the settings count every step"
+            )
         else:
             rows = self.loss(self._of_loss(logits), labels)
         cost = mean_over_valid(rows, valid)
@@ -296,15 +297,9 @@ class KerasNetwork(Network):
     def has_own_cost(self) -> bool:
         return self.objective is not None
 
-    def measures(
-        self, logits: "TensorVariable", labels: "TensorVariable"
-    ) -> "dict[str, TensorVariable]":
+    def measures(self, logits: "TensorVariable", labels: "TensorVariable") -> "dict[str, Any]":
         """Build the values of each row that Keras's `compile` chose to measure, by its names."""
-        return {} if self.objective is None else self._built(logits, labels)[1]
-
-    def _built(self, logits: "TensorVariable", labels: "TensorVariable") -> Any:
-        assert self.objective is not None
-        return self.objective.build(logits, labels, self.output_shapes, self.own_activation)
+        return self._losses[logits][1] if logits in self._losses else {}
 
     def _of_loss(self, logits: "TensorVariable") -> "TensorVariable":
         """Return what the loss of the configuration is computed from."""
@@ -317,6 +312,12 @@ class KerasNetwork(Network):
                 f" {' or '.join(kind.name for kind in of_logits)}, or another loss"
             )
         return self.predictions(logits)
+
+
+def _shaped(rows: "TensorVariable", shapes: Sequence[tuple[int, ...]]) -> "list[TensorVariable]":
+    """Parts of rows, (batch, numbers), each in its shape, (batch, ...)."""
+    parts = zip(cut(rows, shapes), shapes, strict=True)
+    return [part.reshape((rows.shape[0], *shape)) for part, shape in parts]
 
 
 def ending(y: "TensorVariable") -> "tuple[Activation, TensorVariable]":

@@ -9,6 +9,7 @@ from tandem.artifacts.checkpoint import Checkpoint, RunState
 from tandem.keras.compilation import states_of
 from tandem.keras.weights import from_ours, read_weights, to_ours, variables, write_weights
 from tandem.layers.network import NetworkDescription
+from tandem.optim import optimizer_of
 
 
 def untrained(model: Any) -> tuple[str, ...]:
@@ -30,19 +31,13 @@ def as_checkpoint(
     """
     weights, averages = read_weights(model), untrained(model)
     zeros = {name: np.zeros_like(v) for name, v in weights.items() if name not in averages}
-    states = {state: dict(zeros) for state in _state_names(config)}
+    states = {state: dict(zeros) for state in optimizer_of(config).states}
     for state, name, kind, variable, of in _states(model):
         states[state][name] = np.ascontiguousarray(
             to_ours(kind, variable, np.asarray(of.numpy())), np.float32
         )
     state = RunState(epoch=epoch, updates=int(model.optimizer.iterations), history=({},) * epoch)
     return Checkpoint(weights, states, network, state, dict(config), {}, averages)
-
-
-def _state_names(config: Mapping[str, Any]) -> tuple[str, ...]:
-    from tandem.optim import OPTIMIZERS
-
-    return OPTIMIZERS[config.get("optimizer", "sgd")].states
 
 
 def _states(model: Any) -> Any:

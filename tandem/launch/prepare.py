@@ -331,6 +331,12 @@ def _check_same_network(spec: RunSpec, path: Path, found: NetworkDescription) ->
 def _check_same_optimizer(spec: RunSpec, path: Path, header: CheckpointHeader) -> None:
     if not spec.continues_optimizer:
         before, now = header.config.get("optimizer", "sgd"), spec.config.optimizer
+        if before == now:
+            raise InputError(
+                f"{path}: found the states {listed(header.states)} of {now}, expected those of its "
+                "other settings: keep them, or set exact: false (--exact false) to continue with "
+                "states of zero"
+            )
         raise InputError(
             f"{path}: this checkpoint has the states of optimizer {before}, which mean nothing to "
             f"{now}: use --optimizer {before}, or set exact: false (--exact false) to continue "

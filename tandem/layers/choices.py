@@ -264,24 +264,29 @@ class OwnMetric(Metric):
 
 @dataclass(frozen=True)
 class Measured(Metric):
-    """Mean over rows of a value that the network builds by itself (`Network.measures`)."""
+    """Mean over rows of a value that the network builds by itself (`Network.measures`).
+
+    It may be a weighted one, of values times weights and of weights.
+    """
 
     higher_is_better = False
     of_outputs = True
 
     @property
     def sums(self) -> tuple[str, ...]:
-        return (f"{self.name}_sum",)
+        return (f"{self.name}_sum", f"{self.name}_weights")
 
     def counts(
-        self, outputs: "TensorVariable", labels: "TensorVariable", counted: "TensorVariable"
+        self, outputs: Any, labels: "TensorVariable", counted: "TensorVariable"
     ) -> "Sequence[TensorVariable]":
         import pytensor.tensor as pt
 
-        return [pt.switch(counted, outputs.astype("float64"), np.float64(0)).sum()]
+        pair = outputs if isinstance(outputs, tuple) else (outputs, pt.ones_like(counted))
+        return [pt.switch(counted, v.astype("float64"), np.float64(0)).sum() for v in pair]
 
     def value(self, images: int, sums: Sequence[float | tuple[float, ...]]) -> float:
-        return _number(sums[0]) / images
+        total, weights = map(_number, sums)
+        return total / weights if weights else 0.0
 
 
 @dataclass(frozen=True)

@@ -237,12 +237,11 @@ class Network(ABC):
         """The outputs as metrics see them: by default those before the softmax."""
         return logits
 
-    def measures(
-        self, logits: "TensorVariable", labels: "TensorVariable"
-    ) -> "dict[str, TensorVariable]":
+    def measures(self, logits: "TensorVariable", labels: "TensorVariable") -> "dict[str, Any]":
         """Build values of each row, (batch,), of which metrics ``network.NAME`` are means.
 
-        The arguments are those of `cost`. By default there are none.
+        A pair of values times weights and of weights is a weighted mean. The arguments are those of
+        `cost`, which was called before. By default there are none.
         """
         return {}
 

@@ -3,9 +3,10 @@
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from tandem.optim.optimizer import OPTIMIZERS, Numbers, Optimizer, Stepped
+from tandem.optim.optimizer import OPTIMIZERS, Numbers, Optimizer, Stepped, in_dtype
 from tandem.registry import setting
 
+MOMENTS = ("first_moment", "second_moment")
 _BETA = "a number of at least 0 and below 1"
 
 
@@ -13,7 +14,9 @@ _BETA = "a number of at least 0 and below 1"
 class Moments(Optimizer):
     """Base of optimizers with running means of the gradient and of its square."""
 
-    states = ("first_moment", "second_moment")
+    @property
+    def states(self) -> tuple[str, ...]:
+        return MOMENTS
 
     adam_beta1: float = setting(
         0.9,
@@ -57,9 +60,24 @@ class Moments(Optimizer):
 @OPTIMIZERS.register("adam")
 @dataclass(frozen=True)
 class Adam(Moments):
-    """Adam, with the weight decay in the gradient; `tandem.ops.adam_step` has the equations."""
+    """Adam, with the weight decay in the gradient; `tandem.ops.adam_step` has the equations.
+
+    With `adam_amsgrad` the mean square is the largest so far (Reddi, Kale and Kumar 2018, "On the
+    convergence of Adam and beyond", algorithm 2).
+    """
 
     is_decoupled: ClassVar[bool] = False  # weight decay
+
+    adam_amsgrad: bool = setting(
+        False,
+        "adam, adamw: the mean square of a step is the largest so far",
+        "true or false",
+        omit_default=True,
+    )
+
+    @property
+    def states(self) -> tuple[str, ...]:
+        return (*MOMENTS, *["largest_second_moment"] * self.adam_amsgrad)
 
     def numbers(self, updates: Any) -> dict[str, Any]:
         root = (1 - self.adam_beta2 ** (updates + 1)) ** 0.5
@@ -69,10 +87,12 @@ class Adam(Moments):
     def step(
         self, weight: Any, states: Any, gradient: Any, rate: Any, decay: float, numbers: Numbers
     ) -> Stepped:
+        import pytensor.tensor as pt
+
         from tandem.ops import adam_step
 
-        first, second = states
-        weight, first, second = adam_step(
+        first, second, *largest = states
+        stepped, first, second = adam_step(
             weight,
             (first, second),
             gradient,
@@ -83,7 +103,13 @@ class Adam(Moments):
             decay=decay,
             is_decoupled=self.is_decoupled,
         )
-        return weight, (first, second)
+        if not largest:
+            return stepped, (first, second)
+        most = pt.maximum(largest[0], second)
+        if self.is_decoupled:
+            weight = weight - rate * in_dtype(decay, weight.dtype) * weight
+        step = rate * numbers["rate_factor"] * first / (pt.sqrt(most) + numbers["epsilon"])
+        return weight - step, (first, second, most)
 
 
 @OPTIMIZERS.register("adamw")

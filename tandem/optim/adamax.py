@@ -17,7 +17,9 @@ class Adamax(Moments):
     ``g <- g + wd w``.
     """
 
-    states = ("first_moment", "infinity_norm")
+    @property
+    def states(self) -> tuple[str, ...]:
+        return ("first_moment", "infinity_norm")
 
     def numbers(self, updates: Any) -> dict[str, Any]:
         return {"rate_factor": 1 / (1 - self.adam_beta1 ** (updates + 1))}

@@ -22,14 +22,13 @@ class Optimizer(Choice, ABC):
     Attributes
     ----------
     states : tuple of str
-        Names of its states: each is one array for every trained parameter, of its shape and dtype,
-        zero at first. Memory, exchange and checkpoints carry them under these names. A step maps
-        zeros to zeros.
+        Names of its states, which may follow from its settings: each is one array for every trained
+        parameter, of its shape and dtype, zero at first. Memory, exchange and checkpoints carry
+        them under these names. A step maps zeros to zeros.
     is_linear : bool
         Whether averaging the results of steps equals a step with the averaged gradient.
     """
 
-    states: ClassVar[tuple[str, ...]]
     is_linear: ClassVar[bool] = False
 
     weight_decay: float = setting(
@@ -38,6 +37,10 @@ class Optimizer(Choice, ABC):
         "a number of at least 0",
         ge=0,
     )
+
+    @property
+    @abstractmethod
+    def states(self) -> tuple[str, ...]: ...
 
     def numbers(self, updates: Any) -> dict[str, Any]:
         """Numbers that depend on how many updates were made, such as bias corrections.

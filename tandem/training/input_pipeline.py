@@ -184,7 +184,7 @@ def minibatch_requests(spec: RunSpec, rank: int, begin: RunState) -> Iterator[Mi
             parts.append(("train", order, first))
         parts.append(("validation", np.arange(spec.validation.size), 0))
         for mode, order, first in parts:
-            for k in range(first, spec.steps(mode)):
+            for k in range(first, spec.steps(mode, epoch)):
                 if mode == "train" and (epoch, k) in begin.skipped:
                     continue
                 rows = global_minibatch(order, k, spec.global_batch)

@@ -15,6 +15,7 @@ from tandem.data.minibatch import MinibatchBuilder
 from tandem.data.order import minibatch_count, trainer_shares
 from tandem.layers.network import NetworkDescription
 from tandem.memory import CLASS_LABEL, PICTURE_DTYPE, RowType, SlotLayout
+from tandem.optim import optimizer_of
 from tandem.training.early_end import reason_to_end
 
 Job = Literal["train", "validate"]
@@ -39,6 +40,7 @@ class RunSpec:
     waits: bool = False  # for callbacks, at the end of each epoch
     most_steps: int | None = None  # of an epoch's training, and of its validation; None: all
     epoch_steps: int | None = None  # of an epoch's training alone; None: all
+    unvalidated: frozenset[int] = frozenset()  # epochs, from 0, that end without a validation
     rates: tuple[float, ...] = ()  # of the first epoch's steps; see `Continuation`
     own_code: bytes = b""  # the user's functions, by value; loaded where the network is made
     crops: Literal[1, 10] = 1  # of each picture that a validation alone averages over
@@ -65,8 +67,11 @@ class RunSpec:
 
         A checkpoint whose settings name none is of SGD.
         """
-        before = {} if self.header is None else self.header.config
-        return before.get("optimizer", "sgd") == self.config.optimizer
+        if self.header is None:
+            return self.config.optimizer == "sgd"
+        before, states = self.header.config.get("optimizer", "sgd"), {*self.header.states}
+        is_same = not states or states == {*optimizer_of(dict(self.config)).states}
+        return before == self.config.optimizer and is_same
 
     @property
     def classes(self) -> int:
@@ -149,8 +154,13 @@ class RunSpec:
         size = max(own.stop - own.start, self.config.group_rows or 1)  # a slot is never empty
         return replace(self, config=self.config.model_copy(update={"batch_size": size}))
 
-    def steps(self, mode: Mode) -> int:
-        """Steps of an epoch's training, or of its validation, by all trainers together."""
+    def steps(self, mode: Mode, epoch: int = -1) -> int:
+        """Steps of an epoch's training, or of its validation, by all trainers together.
+
+        Without `epoch` they are those of one that is validated.
+        """
+        if mode == "validation" and epoch in self.unvalidated:
+            return 0
         split = self.train if mode == "train" else self.validation
         most = self.epoch_steps if mode == "train" else None
         limits = (minibatch_count(split.size, self.global_batch), self.most_steps, most)

@@ -20,7 +20,7 @@ from tandem.layers.checks import checked_initial_values
 from tandem.layers.network import Network, build_network
 from tandem.memory.flat import FlatLayout
 from tandem.memory.parameters import CudaMemory, HostMemory
-from tandem.optim import OPTIMIZERS, Optimizer
+from tandem.optim import Optimizer, optimizer_of
 from tandem.optim.parameter_groups import ParameterGroups, check_layers
 from tandem.training.input_pipeline import InputPipeline, minibatch_requests
 from tandem.training.kept_pictures import read_kept_pictures
@@ -82,7 +82,7 @@ def set_up(spec: RunSpec, arguments: "WorkerArguments") -> TrainingSetup:
     if untrained and spec.job == "train":
         spec = with_averages(spec)
         config = spec.config
-    optimizer = OPTIMIZERS.chosen(dict(config))
+    optimizer = optimizer_of(dict(config))
     division = divide(network, config, spec.trainers, arguments.rank, spec.job)
     memory = _make_memory(spec, arguments, network, optimizer, division)
     read_kept_pictures(spec, memory, arguments.status)

@@ -16,7 +16,7 @@ from tandem.data.augment import Mode
 from tandem.data.order import minibatch_count
 from tandem.layers.choices import evaluate_metrics, metrics_of
 from tandem.memory import Slot
-from tandem.optim import OPTIMIZERS
+from tandem.optim import optimizer_of
 from tandem.processes.messages import Ready
 from tandem.training.agreement import Agreement
 from tandem.training.early_end import reason_to_end
@@ -78,7 +78,7 @@ class Trainer:
         )
         alone = spec.trainers == 1 and self.memory.records
         self.model.functions.on_compile = self._show_compiling
-        runs_ahead = alone and not OPTIMIZERS.chosen(dict(self.config)).numbers(0)
+        runs_ahead = alone and not optimizer_of(dict(self.config)).numbers(0)
         self.ahead = StepsAhead(self.model, self.refusals) if runs_ahead else None
         launcher.send(Ready())
 
@@ -236,7 +236,7 @@ class Trainer:
         self, epoch: int, collector: PredictionCollector | None = None
     ) -> ValidationRecord:
         self.model.take_sums("validation")
-        steps = self.spec.steps("validation")
+        steps = self.spec.steps("validation", epoch)
         for step in range(steps):
             self._validate_step(step)
             if collector is not None and len(self.pipeline.indices):
@@ -247,7 +247,8 @@ class Trainer:
             if self.spec.job == "train" and any(vote.stop for vote in self.agreement.vote()):
                 self._save()
                 self._stop()
-        self.reports.show_samples(self.state.step)
+        if steps:
+            self.reports.show_samples(self.state.step)
         sums = self._gather_sums("validation")
         return ValidationRecord(
             epoch=epoch + 1,

@@ -10,7 +10,8 @@ import pytest
 import tandem.keras
 from tandem.__main__ import run_verb
 from tandem.artifacts.checkpoint import read_checkpoint
-from tandem.artifacts.run_folder import list_checkpoints
+from tandem.artifacts.metrics_log import ValidationRecord, read_records
+from tandem.artifacts.run_folder import RECORD, list_checkpoints
 from tandem.data.manifest import read_any_manifest
 from tandem.errors import InputError
 from tandem.memory import RowType
@@ -224,6 +225,10 @@ def test_callbacks_are_called_with_the_newest_weights(tmp_path: Path) -> None:
     assert len({weight for *_, weight in ends}) == 3
     assert "val_loss" in ends[0][1]
     assert "val_loss" not in ends[1][1]
+    records = [
+        r for r in read_records(tmp_path / "run" / RECORD) if isinstance(r, ValidationRecord)
+    ]
+    assert [record.images for record in records] == [64, 0, 64]
     restored = float(np.abs(model.get_weights()[0]).sum())
     assert restored == pytest.approx(ends[0][2])  # of the best epoch
     assert keras.saving.load_model(best).count_params() == model.count_params()

@@ -14,6 +14,7 @@ from tandem.artifacts.checkpoint import (
     Checkpoint,
     CheckpointHeader,
     RunState,
+    read_checkpoint,
     read_header,
     save_checkpoint,
 )
@@ -166,6 +167,23 @@ def test_another_optimizer_has_no_use_for_the_states(data: Path, tmp_path: Path)
         assert prepare_run(
             load_config(settings(data, run, **changes, exact=False))
         ).continues_optimizer
+
+
+def test_other_states_of_the_same_optimizer_are_refused(data: Path, tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    run.mkdir()
+    path, wnids = run / "epoch-0001.safetensors", read_manifest(data).wnids
+    saved = make_config({"optimizer": "adam", "crop_size": 67}).model_dump(mode="json")
+    save_weights(path, wnids, state=RunState(1, updates=5), config=saved)
+    made = read_checkpoint(path)
+    states = dict.fromkeys(("first_moment", "second_moment"), made.weights)
+    save_checkpoint(path, replace(made, states=states))
+    changes = {"resume_train": True, "optimizer": "adam", "n_epochs": 2}
+    same = load_config(settings(data, run, **changes, exact=False))
+    assert prepare_run(same).continues_optimizer
+    for other in ({"adam_amsgrad": True}, {"average_weights": 0.9}):
+        with pytest.raises(InputError, match="found the states first_moment, second_moment of ad"):
+            prepare_run(load_config(settings(data, run, **changes, **other)))
 
 
 def test_pictures_with_another_border_than_those_of_training(

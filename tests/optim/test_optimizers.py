@@ -1,6 +1,6 @@
 """Each optimizer against the one of the same name in torch.optim, over 40 steps."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
@@ -13,7 +13,7 @@ import torch
 from tandem.backend import device_mode, device_shared
 from tandem.config.schema import make_config
 from tandem.errors import InputError
-from tandem.optim import OPTIMIZERS, Optimizer
+from tandem.optim import OPTIMIZERS, Optimizer, optimizer_of
 
 STEPS, SHAPE = 40, (3, 4)
 BETAS = {"adam_beta1": 0.8, "adam_beta2": 0.95, "adam_epsilon": 1e-6}
@@ -28,7 +28,15 @@ CASES: list[Case] = [
         torch.optim.RMSprop,
         {"alpha": 0.8, "eps": 1e-3},
     ),
+    (
+        "rmsprop",
+        {"rmsprop_momentum": 0.8, "rmsprop_centered": True},
+        torch.optim.RMSprop,
+        {"momentum": 0.8, "centered": True},
+    ),
     ("adam", {}, torch.optim.Adam, {}),
+    ("adam", {**BETAS, "adam_amsgrad": True}, torch.optim.Adam, {**TORCH_BETAS, "amsgrad": True}),
+    ("adamw", {"adam_amsgrad": True}, torch.optim.AdamW, {"amsgrad": True}),
     ("adam", BETAS, torch.optim.Adam, TORCH_BETAS),
     ("adamw", {}, torch.optim.AdamW, {}),
     ("adamw", BETAS, torch.optim.AdamW, TORCH_BETAS),
@@ -65,20 +73,20 @@ def float64_scalars() -> Iterator[None]:
         torch.set_default_dtype(torch.float32)
 
 
-def rate_of(step: int, name: str) -> float:
-    """A rate that changes; our velocity has it inside, torch's outside, so SGD's must not."""
-    return 0.02 if name == "sgd" else 0.02 / (1 + step % 7)
+def rate_of(step: int, settings: Mapping[str, Any]) -> float:
+    """A rate that changes; velocities of ours have it inside, torch's outside."""
+    return 0.02 if "momentum" in settings else 0.02 / (1 + step % 7)
 
 
 def by_torch(
-    kind: type[torch.optim.Optimizer], name: str, gradients: np.ndarray, **settings: Any
+    kind: type[torch.optim.Optimizer], gradients: np.ndarray, **settings: Any
 ) -> list[np.ndarray]:
     with float64_scalars():
         weight = torch.nn.Parameter(torch.ones(SHAPE))
         optimizer = kind([weight], lr=1.0, **settings)  # type: ignore[call-arg]
         found = []
         for step, gradient in enumerate(gradients):
-            optimizer.param_groups[0]["lr"] = rate_of(step, name)
+            optimizer.param_groups[0]["lr"] = rate_of(step, settings)
             weight.grad = torch.tensor(gradient)
             optimizer.step()
             found.append(weight.detach().numpy().copy())
@@ -127,7 +135,7 @@ def test_forty_steps_equal_torch(
     decay: float,
 ) -> None:
     gradients = np.random.default_rng(3).normal(size=(STEPS, *SHAPE)) ** 3
-    expected = by_torch(kind, name, gradients, **theirs, weight_decay=decay)
+    expected = by_torch(kind, gradients, **theirs, weight_decay=decay)
     for dtype, mode, tolerance in (
         ("float64", None, 1e-10),
         ("float64", "FAST_COMPILE", 1e-10),
@@ -135,8 +143,37 @@ def test_forty_steps_equal_torch(
     ):
         step = compiled(made(name, **settings), decay, dtype, mode)
         for number, gradient in enumerate(gradients):
-            found = step(gradient, rate_of(number, name), number)
+            found = step(gradient, rate_of(number, theirs), number)
             np.testing.assert_allclose(found, expected[number], rtol=tolerance, atol=tolerance)
+
+
+def by_hand(gradients: np.ndarray, kept: float, overwrites: int) -> list[np.ndarray]:
+    """Lion with decay beside its step, whose weights become their averages now and then."""
+    weight, momentum = np.ones(SHAPE), np.zeros(SHAPE)
+    average, found = weight, []
+    for step, gradient in enumerate(gradients):
+        gradient = gradient + 0.1 * weight
+        weight = weight - 0.02 * np.sign(0.8 * momentum + 0.2 * gradient)
+        momentum = 0.7 * momentum + 0.3 * gradient
+        average = kept * average + (1 - kept) * weight if step else weight
+        weight = average if overwrites and step % overwrites == overwrites - 1 else weight
+        found.append(weight)
+    return found
+
+
+@pytest.mark.parametrize("overwrites", [0, 7])
+def test_lion_and_averages_of_weights_are_their_definitions(overwrites: int) -> None:
+    gradients = np.random.default_rng(3).normal(size=(STEPS, *SHAPE))
+    settings = {"lion_beta1": 0.8, "lion_beta2": 0.7, "average_weights": 0.9}
+    config = make_config({"optimizer": "lion", **settings, "average_overwrites": overwrites})
+    optimizer = optimizer_of(dict(config))
+    assert optimizer.states == ("momentum", "weight_average")
+    for mode in (None, "FAST_COMPILE"):
+        step = compiled(optimizer, 0.1, "float64", mode)
+        expected = by_hand(gradients, 0.9, overwrites)
+        for number, gradient in enumerate(gradients):
+            found = step(gradient, 0.02, number)
+            np.testing.assert_allclose(found, expected[number], rtol=1e-10, atol=1e-10)
 
 
 @pytest.mark.parametrize("name", [*OPTIMIZERS])
@@ -174,7 +211,11 @@ def test_the_linear_ones_are_named() -> None:
         ("adam_epsilon", 0, "a number above 0"),
         ("rmsprop_decay", 1, "a number of at least 0 and below 1"),
         ("nadam_decay", -1, "a number of at least 0"),
-        ("optimizer", "ftrl", "it must be sgd, adadelta, adagrad, adam, adamw, adamax, nadam or"),
+        (
+            "optimizer",
+            "ftrl",
+            "it must be sgd, adadelta, adagrad, adam, adamw, adamax, lion,",
+        ),
     ],
 )
 def test_settings_that_cannot_be_used(key: str, value: object, expected: str) -> None:

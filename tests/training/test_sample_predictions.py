@@ -105,5 +105,11 @@ def test_a_run_of_a_few_steps_asks_for_these_only_and_shows_what_they_contain(
     assert [(r.mode, r.minibatch) for r in asked] == [
         (mode, step) for mode in ("train", "validation") for step in (0, 1)
     ]
+    asked = minibatch_requests(
+        replace(few, unvalidated=frozenset({few.config.n_epochs - 1})),
+        0,
+        RunState(epoch=few.config.n_epochs - 1),
+    )
+    assert [r.mode for r in asked] == ["train", "train"]
     assert max(SamplePredictions(spec).indices) > 8
     assert max(SamplePredictions(few).indices) < 8

@@ -366,6 +366,30 @@ def cast_(layer: Call, x: TensorVariable) -> TensorVariable:
     return x.astype(layer.dtype if is_float else "int64")
 
 
+@lowers("ops.ConvertToTensor")
+def convert_to_tensor(layer: Call, x: Any) -> TensorVariable:
+    for key in ("dtype", "sparse", "ragged"):
+        layer.value(key)
+    return cast(TensorVariable, _operand(layer, x))
+
+
+@lowers("ops.BinaryCrossentropy", "ops.CategoricalCrossentropy")
+def crossentropy(layer: Call, target: TensorVariable, output: TensorVariable) -> TensorVariable:
+    is_logits = layer.flag("from_logits")
+    low, high, one = (number(value, output) for value in (1e-7, 1 - 1e-7, 1))
+    if layer.kind == "ops.BinaryCrossentropy":
+        if is_logits:
+            return pt.softplus(output) - target * output
+        found = pt.clip(output, low, high)
+        return -(target * pt.log(found) + (one - target) * pt.log(one - found))
+    axis = layer.axis("axis", output.type.ndim)
+    if is_logits:
+        logs = pt.special.log_softmax(output, axis=axis)
+    else:
+        logs = pt.log(pt.clip(output / output.sum(axis=axis, keepdims=True), low, high))
+    return -(target * logs).sum(axis=axis)
+
+
 @lowers("ops.OneHot")
 def one_hot(layer: Call, x: TensorVariable) -> TensorVariable:
     classes = layer.integer("num_classes")
