@@ -24,6 +24,16 @@ STEERING = (
 _VECTOR_FLAGS = ("sse", "ssse", "avx", "fma", "f16c", "amx", "asimd", "sve", "bf16", "i8mm", "neon")
 
 
+def set_openmp(threads: int) -> None:
+    """Set what PyTorch's OpenMP library reads when it is loaded: threads, and how long they spin.
+
+    After a parallel loop its threads by default keep their cores busy for some milliseconds, which
+    the threads of a convolution by FFT then lack.
+    """
+    os.environ["OMP_NUM_THREADS"] = str(threads)
+    os.environ.setdefault("GOMP_SPINCOUNT", "1000")
+
+
 def describe_processor() -> str:
     """Return model, vector instructions and steering variables, by which kernels are chosen."""
     parts = [platform.machine()]

@@ -25,7 +25,7 @@ DIVIDED: dict[str, tuple[int, list[str]]] = {
     "shares": (1, ["tests/distributed/test_shares.py"]),
     "divided": (2, ["tests/test_divided_runs.py"]),
     "norm": (2, ["tests/test_batch_norm_runs.py"]),
-    "rest": (6, ["tests"]),
+    "rest": (12, ["tests"]),
 }
 PARTS = [f"{name}-{k}" for name, (parts, _) in DIVIDED.items() for k in range(1, parts + 1)]
 

@@ -8,7 +8,6 @@ once, which takes a third of the time.
 
 import contextlib
 import logging
-import os
 import signal
 import statistics
 import tempfile
@@ -29,7 +28,7 @@ from tandem.cost.machine import ExchangeRates, Machine, Speed
 from tandem.distributed import LocalGroup, local_groups
 from tandem.errors import InputError
 from tandem.processes.spawn import SPAWN
-from tandem.processor import describe_processor
+from tandem.processor import describe_processor, set_openmp
 from tandem.validation import shown_size
 
 if TYPE_CHECKING:
@@ -191,7 +190,7 @@ def _work(
     """Measure as one of the trainers."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C ends the parent, which ends this process
     deadline = time.monotonic() + seconds
-    os.environ["OMP_NUM_THREADS"] = str(planned[-1].threads)  # while all of them compile
+    set_openmp(planned[-1].threads)  # while all of them compile
     from tandem.backend import keep_freed_memory, set_threads
     from tandem.cost.timed_steps import compiled_probes
 

@@ -6,7 +6,6 @@ Importing this module is cheap; PyTensor and PyTorch are imported when a trainer
 import contextlib
 import logging
 import math
-import os
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
 
@@ -16,6 +15,7 @@ from tandem.memory import HostSlots
 from tandem.memory.cuda import CudaSlots
 from tandem.processes.heartbeat import StatusSlot
 from tandem.processes.messages import Failed, Finished
+from tandem.processor import set_openmp
 from tandem.training.agreement import LauncherLost
 from tandem.training.input_pipeline import LoaderError
 from tandem.training.kept_pictures import describe_kept
@@ -43,7 +43,7 @@ class WorkerArguments:
 
 def serve(spec: RunSpec, arguments: WorkerArguments, launcher: Connection) -> None:
     """Work as a trainer, then report `Finished` or `Failed`; exit after a failure."""
-    os.environ["OMP_NUM_THREADS"] = str(spec.threads)
+    set_openmp(spec.threads)
     try:
         _train(spec, arguments, launcher)
         launcher.send(Finished())
