@@ -42,7 +42,8 @@ def module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / f"{FOREIGN}.py").write_text(MODULE)
     monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.delitem(sys.modules, FOREIGN, raising=False)
-    monkeypatch.delitem(registry._LOWERINGS, "own:Doubled", raising=False)
+    registry._load()
+    monkeypatch.setattr(registry, "_LOWERINGS", {**registry._LOWERINGS})
 
 
 def described(**fields: Any) -> NetworkDescription:
