@@ -2,6 +2,7 @@
 
     python -m benchmarks.engines                     batches of 64, 8 and 1, one and two threads
     python -m benchmarks.engines --only inference    or training
+    GOMP_SPINCOUNT=1000 python -m benchmarks.engines    OpenMP as trainers set it
 
 Inference is of the full AlexNet, which the other engines get as `tandem export` writes it. JAX's
 training step is jitted, of images that are cropped and converted already. Each contender is a
@@ -12,13 +13,15 @@ out. Prints JSON lines, then a table.
 import importlib.util
 import sys
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from dataclasses import replace
+from functools import partial
 from multiprocessing.connection import Connection
 from typing import Any
 
 import numpy as np
 
-from benchmarks.measure import Comparison, compare, measure, run
+from benchmarks.measure import Comparison, Measured, compare, measure, run
 from benchmarks.step import instructions
 from benchmarks.team import Team, serve
 from examples.resident_step import ON_CPU, ResidentStep, Sizes
@@ -132,7 +135,6 @@ def jax_step(sizes: Sizes, threads: int) -> Call:
     from jax import lax
 
     net = sizes.network()
-    layers = [*net.convolutions]
     last = "NHWC", "HWIO", "NHWC"
 
     def convolve(x: Any, w: Any, stride: int, pad: int, groups: int) -> Any:
@@ -151,7 +153,7 @@ def jax_step(sizes: Sizes, threads: int) -> Call:
 
     def loss_of(weights: dict[str, Any], images: Any, labels: Any, key: Any) -> Any:
         x = images
-        for layer in layers:
+        for layer in net.convolutions:
             w, b = weights[f"{layer.name}.weight"], weights[f"{layer.name}.bias"]
             x = jax.nn.relu(convolve(x, w, layer.stride, layer.pad, layer.groups) + b)
             if layer.pool:
@@ -207,26 +209,23 @@ def contender(name: str, sizes: Sizes, threads: int, pipe: Connection) -> None:
 
     keep_freed_memory()
     set_threads(threads)
-    serve(pipe, {"call": _silent(CONTENDERS[name][1](sizes, threads))})
+    call = CONTENDERS[name][1](sizes, threads)
 
-
-def _silent(call: Call) -> Call:
-    def silent() -> None:
+    def silent() -> None:  # results are not sent
         call()
 
-    return silent
+    serve(pipe, {"call": silent})
 
 
-def compared(names: list[str], sizes: Sizes, threads: int, rounds: int) -> dict[str, Any]:
+def compared(names: list[str], sizes: Sizes, threads: int, rounds: int) -> dict[str, Measured]:
     """Measure contenders in turn, each in a process of its own."""
     names = [name for name in names if importlib.util.find_spec(CONTENDERS[name][0])]
-    teams = {name: Team(contender, [(name, sizes, threads)]) for name in names}
-    try:
-        calls = {name: (lambda team=team: team.do("call")) for name, team in teams.items()}
+    with ExitStack() as stack:
+        calls = {}
+        for name in names:
+            team = stack.enter_context(Team(contender, [(name, sizes, threads)]))
+            calls[name] = partial(team.do, "call")
         return {m.name: m for m in measure(calls, rounds, warmups=2)}
-    finally:
-        for team in teams.values():
-            team.__exit__()
 
 
 def inference(

@@ -7,7 +7,18 @@ import sys
 import pytest
 
 from tandem import processor
-from tandem.processor import describe_processor, prefers_fft
+from tandem.processor import describe_processor, prefers_fft, set_openmp
+
+
+def test_openmp_gets_threads_that_spin_briefly(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("OMP_NUM_THREADS", "GOMP_SPINCOUNT"):
+        monkeypatch.setenv(name, "")  # to be restored
+        monkeypatch.delenv(name)
+    set_openmp(3)
+    assert (os.environ["OMP_NUM_THREADS"], os.environ["GOMP_SPINCOUNT"]) == ("3", "1000")
+    monkeypatch.setenv("GOMP_SPINCOUNT", "7")
+    set_openmp(1)
+    assert (os.environ["OMP_NUM_THREADS"], os.environ["GOMP_SPINCOUNT"]) == ("1", "7")
 
 
 @pytest.mark.parametrize(

@@ -25,10 +25,9 @@ needs_nnpack = pytest.mark.skipif(
 )
 
 
-def fft_layers(sizes: Sizes, convolutions: Convolutions) -> list[str]:
-    """The convolutions of a training step and their gradients that are computed by FFT."""
-    step = ResidentStep(device_mode("cpu", convolutions=convolutions), sizes)
-    program: Any = step.functions[0].vm
+def by_fft(function: Any) -> list[str]:
+    """The convolutions of a function and their gradients that are computed by FFT."""
+    program: Any = function.vm
     lines = program.program.source.splitlines()
     found = []
     for number, node in program.program.nodes.items():
@@ -37,6 +36,12 @@ def fft_layers(sizes: Sizes, convolutions: Convolutions) -> list[str]:
         if "by_fft" in getattr(call, "__qualname__", ""):
             found.append(type(node.op).__name__)
     return found
+
+
+def fft_layers(sizes: Sizes, convolutions: Convolutions) -> list[str]:
+    """Those of a training step."""
+    step = ResidentStep(device_mode("cpu", convolutions=convolutions), sizes)
+    return by_fft(step.functions[0])
 
 
 def computed(dtype: str, batch: int, channels: int, side: int, length: int) -> list[np.ndarray]:
@@ -75,6 +80,7 @@ def test_threads_share_a_convolution_without_changing_a_bit(
     y = conv2d(x, w, b, pad=side // 2, groups=groups)
     outputs = [y, *pytensor.grad((y**2).sum(), [x, w])]
     step = pytensor.function([x, w, b], outputs, mode=device_mode(convolutions="fft"))
+    assert sorted(by_fft(step)) == ["Conv2d", "Conv2dInputGrad", "Conv2dWeightGrad"]
     values = [rng.normal(size=shape).astype("float32") for shape in shapes]
     threads = torch.get_num_threads()
     found = []
