@@ -288,7 +288,8 @@ class Plan:
 
         def adapted(spec: RunSpec) -> RunSpec:
             epochs.on_epoch_begin(1 + (spec.header.state.epoch if spec.header else self.begin))
-            rates, code = rates_of(self.model.optimizer, self.steps), own_code()
+            rates = rates_of(self.model.optimizer, self.steps)
+            code = own_code(spec.config.options["model"])
             without = (n for n in range(spec.config.n_epochs) if not arguments.validates(n - shift))
             spec = replace(spec, epoch_steps=arguments.steps_per_epoch)
             return replace(spec, rates=rates, own_code=code, unvalidated=frozenset(without))
@@ -435,7 +436,7 @@ class Plan:
         options: dict[str, Any] = {"model": without_keras(self.model), "objective": objective}
         if any(None in tensor.shape[1:] for tensor in self.model.inputs):
             options["input_shapes"] = form.input_shapes
-        own = {each.function for each in own_lowerings().values()}
+        own = {each.function for each in own_lowerings(options["model"]).values()}
         named = [f"{f.__module__}:{f.__qualname__}" for f in own if f.__module__ != "__main__"]
         if named:
             options["layers"] = sorted(named)
@@ -529,9 +530,9 @@ def _trainers(config: Config, launcher: Launcher) -> int:
     return len(launcher.ranks) or len(resolve_devices(config.devices, config.para_load))
 
 
-def own_code() -> bytes:
-    """The user's own lowerings, by value, for the processes of a run; empty without any."""
-    found = own_lowerings()
+def own_code(model: Any) -> bytes:
+    """The user's own lowerings of a model, by value, for a run's processes; empty without any."""
+    found = own_lowerings(model)
     return cloudpickle.dumps(functools.partial(add_own_lowerings, found)) if found else b""
 
 

@@ -14,7 +14,7 @@ import torch
 
 from tandem.errors import InputError
 from tandem.keras.graph import MOST_NODES, GraphData, read_graph
-from tandem.keras.lowering import lowers
+from tandem.keras.lowering import lowers, own_lowerings
 from tandem.keras.network import KerasNetwork, joined
 from tests.support.keras_models import (
     DEVICE,
@@ -167,6 +167,14 @@ def test_layers_of_ones_own_are_lowered() -> None:
     (found, slopes), (expected, exact) = ours(network_of(model), rows), theirs(model, rows)
     np.testing.assert_allclose(found, expected, rtol=1e-6)
     np.testing.assert_allclose(slopes["scaled.gain"], exact["scaled.gain"], rtol=1e-6)
+
+
+def test_a_model_has_only_the_lowerings_of_its_own_layers() -> None:
+    x = keras.Input((4, 3))
+    assert own_lowerings(json_of(keras.Model(x, keras.layers.Dense(2)(x)))) == {}
+    wrapped = keras.Model(x, keras.layers.TimeDistributed(own_layer())(x))
+    for model in (own_layer(), wrapped):
+        assert list(own_lowerings(json_of(model))) == ["own:Scaled"]
 
 
 def with_layer(**values: Any) -> Any:

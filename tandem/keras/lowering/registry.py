@@ -2,7 +2,7 @@
 
 import functools
 import importlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -89,10 +89,24 @@ def find_lowering(kind: str, layer: str) -> Lowering:
     )
 
 
-def own_lowerings() -> dict[str, Lowering]:
-    """The lowerings that are not of this package, by class."""
-    ours = "tandem.keras."
-    return {k: v for k, v in _LOWERINGS.items() if not v.function.__module__.startswith(ours)}
+def own_lowerings(model: Any) -> dict[str, Lowering]:
+    """The lowerings that are not of this package, by class, of what a model, as JSON, has."""
+    ours, used = "tandem.keras.", _class_names(model)
+    return {
+        kind: found
+        for kind, found in _LOWERINGS.items()
+        if kind.replace(":", ".").rpartition(".")[2] in used
+        and not found.function.__module__.startswith(ours)
+    }
+
+
+def _class_names(values: Any) -> set[str]:
+    """Every class in the JSON of a model, those of wrapped layers included."""
+    inner = values.values() if isinstance(values, dict) else values
+    if isinstance(values, str) or not isinstance(inner, Iterable):
+        return set()
+    own = {values["class_name"]} if isinstance(values, dict) and "class_name" in values else set()
+    return own.union(*map(_class_names, inner))
 
 
 def add_own_lowerings(lowerings: dict[str, Lowering]) -> None:
