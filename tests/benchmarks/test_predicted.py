@@ -7,7 +7,6 @@ from benchmarks.predicted import (
     LIMIT,
     RUNS,
     Case,
-    answer,
     compared,
     predicted_step,
     steps,
@@ -60,13 +59,3 @@ def test_a_prediction_is_compared_with_the_median() -> None:
 def test_steps_of_a_run_are_measured(trainers: int, exchange: str) -> None:
     assert len(found := steps(TINY, trainers, exchange, 4)) == 4
     assert min(found) > 0
-
-
-@pytest.mark.slow
-@pytest.mark.timeout(900)
-def test_steps_are_as_long_as_predicted() -> None:
-    """AlexNet, ResNet-50 and VGG-16 with one and two trainers; the machine has to be idle."""
-    found = [row(each) for each in answer(rounds=10)]
-    errors = [each for each in found if "unit" in each]
-    assert len(errors) == 9
-    assert all(each["reached"] for each in errors), table(found)
