@@ -216,7 +216,8 @@ def test_a_trainer_alone_on_a_gpu_leaves_out_the_minibatch_that_one_on_the_host_
     assert [line["action"] for line in gpu if line["event"] == "not_finite"] == [on_nan]
     if on_nan == "stop":
         assert "not finite in step" in errors
-        assert errors.splitlines()[-1] == expected.splitlines()[-1]
+        last, other = (text.splitlines()[-1] for text in (errors, expected))
+        assert last.replace(str(tmp_path / "gpu"), str(tmp_path / "host")) == other
     assert len(list_checkpoints(tmp_path / "gpu")) == len(list_checkpoints(tmp_path / "host"))
     ours, theirs = weights(tmp_path / "gpu"), weights(tmp_path / "host")
     for name, value in theirs.items():
