@@ -19,9 +19,9 @@ tandem.keras.distribute(
     model,
     ["cpu"] * int(processes),
     folder,
-    # What the others do not do: checkpoints, signs of life while all stands still.
-    snapshot_freq=1_000_000,
+    # What the others do not do: signs of life while all stands still.
     snapshot_minutes=0,
+    keep_snapshots=1,
     print_freq=1_000_000,
     peer_timeout_seconds=86400,
 )

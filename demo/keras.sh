@@ -20,7 +20,7 @@ if [ -z "$found" ] && [ ! -d $unpacked ] && command -v apt-get > /dev/null; then
     fi
 fi
 if [ -z "$found" ] && [ -d $unpacked ]; then
-    set -- --source $unpacked
+    set -- --source $unpacked "$@"
 fi
 # Continues an earlier run, or reprints the result of a finished one; `make clean` removes it.
 exec python -m examples.fashion_mnist "$@"

@@ -15,6 +15,7 @@ from tandem.data.mean_image import read_mean
 from tandem.errors import InputError
 from tandem.layers.network import (
     ALEXNET,
+    KERAS_NETWORK,
     Network,
     NetworkDescription,
     build_network,
@@ -39,7 +40,8 @@ def load_network(
     Parameters
     ----------
     mean : Path or None
-        None: the mean image is that of the run's data set, zeros if it subtracted none.
+        None: the mean image is that of the run's data set, zeros if it subtracted none, or of a
+        model that was converted from Keras's file.
     network : str
         ``module:class`` of the network that the checkpoint must contain, which a graph does not
         need. Importing it imports PyTensor.
@@ -69,7 +71,8 @@ def _mean_image(
     """The mean image of a network, float32 (3, S, S); None for one whose input is no pictures."""
     if description.crop_size is None:
         return None
-    if path is None and config.get("mean_file", "") is None:
+    is_converted = description.network == KERAS_NETWORK and not config
+    if path is None and (is_converted or config.get("mean_file", "") is None):
         side = _stored_size(description, config)
         return np.zeros((3, side, side), np.float32)
     image = read_mean(_mean_path(weights, config) if path is None else path)

@@ -107,7 +107,7 @@ def device_mode(
         raise InputError(f"convolutions is {convolutions!r}; allowed are {allowed}")
     if convolutions == "auto":
         convolutions = "fft" if prefers_fft(describe_processor()) else "direct"
-    by_fft = convolutions == "fft" and has_nnpack()
+    by_fft = convolutions == "fft" and target.type == "cpu" and has_nnpack()
     products = ProductPrecision(precision, channels_last, by_fft)
     if results not in get_args(Results):
         raise InputError(f"results is {results!r}; allowed are {', '.join(get_args(Results))}")

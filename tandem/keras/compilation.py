@@ -84,7 +84,7 @@ _TRACED = (  # functions of metrics that become graphs; others, and those of use
     "mean_squared_logarithmic_error",
 )
 OWN = "own"  # the function of a loss of the user's
-_AS_GIVEN = (OWN, "circle", "categorical_generalized_cross_entropy")
+_AS_GIVEN = (OWN, "circle", "ctc", "categorical_generalized_cross_entropy")
 """Losses whose targets may have another shape than outputs."""
 _ABSENT = ("gradient_accumulation_steps", "loss_scale_factor")
 _AVERAGE = {"weight_average": "_model_variables_moving_average"}  # of any optimizer's weights

@@ -18,6 +18,7 @@ _ARGUMENTS = {
     "n_epochs": "the argument epochs of fit",
     "batch_size": "the argument batch_size of fit",
     "global_batch": "the argument batch_size of fit",
+    "snapshot_freq": "keep_snapshots, since each epoch has a checkpoint, for callbacks,",
     "weights_dir": "the argument run",
     "resume_train": "the argument resume of fit",
     "callbacks": "the argument callbacks of fit",

@@ -111,6 +111,8 @@ OF_LABELS = frozenset(
 """Functions of Keras whose targets are whole numbers."""
 OF_CLASSES = OF_LABELS | {name.removeprefix("sparse_") for name in OF_LABELS}
 """Functions that take the number of a class for its one-hot row."""
+OF_SEQUENCES = frozenset({"ctc"})
+"""Losses of a row whose targets are another number of steps, which take whole rows."""
 OF_GROUPS = frozenset({"dice", "tversky", "circle"})
 """Losses of all rows together, which take targets and outputs (row, number) and `Groups`."""
 
@@ -181,6 +183,13 @@ _FUNCTIONS |= {
     "sparse_categorical_accuracy": lambda y, p: top_k_categorical_accuracy(y, p, 1),
     "sparse_top_k_categorical_accuracy": top_k_categorical_accuracy,
 }
+
+
+@_function
+def ctc(y: Any, p: Any) -> Any:
+    from tandem import ops
+
+    return ops.ctc(p, y.astype("int64"))
 
 
 @_function
@@ -352,6 +361,8 @@ class Objective:
             if measure.function in OF_GROUPS:
                 flat = output.values.reshape(outputs[number].shape)
                 return function(y, flat, groups, **measure.options)
+            if measure.function in OF_SEQUENCES:
+                return function(y, output.values.reshape((-1, *shape)), **measure.options)
             if measure.function in OF_LABELS:
                 y = y.reshape((-1,)).astype("int64")
             elif y.type.dtype != "int64":
@@ -362,7 +373,7 @@ class Objective:
         def mask_of(measure: Measure, found: Any) -> Any:
             """The places that count, as numbers; None if all do."""
             mask = masks[measure.output]
-            if mask is None or measure.function in OF_GROUPS:
+            if mask is None or measure.function in OF_GROUPS | OF_SEQUENCES:
                 return None
             if found.type.shape[1:] != mask.type.shape[1:]:
                 raise InputError(

@@ -35,6 +35,7 @@ from tandem.ops.collective import (
 )
 from tandem.ops.conv import Conv2d, Conv2dBiasGrad, Conv2dInputGrad, Conv2dWeightGrad, conv2d
 from tandem.ops.crop import CropMirror, crop_mirror
+from tandem.ops.ctc import CTC, ctc
 from tandem.ops.dropout import Dropout, DropoutMask, dropout, dropout_mask
 from tandem.ops.lrn import LRN, LRNGrad, lrn
 from tandem.ops.momentum import MomentumStep, momentum_step
@@ -59,6 +60,7 @@ from tandem.ops.recurrent import (
 from tandem.ops.relu import Relu, ReluGrad, relu
 
 __all__ = [
+    "CTC",
     "FLOATS",
     "LRN",
     "AdamStep",
@@ -108,6 +110,7 @@ __all__ = [
     "batch_norm_inference",
     "conv2d",
     "crop_mirror",
+    "ctc",
     "dropout",
     "dropout_mask",
     "first_token",

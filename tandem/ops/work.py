@@ -55,6 +55,7 @@ from tandem.ops.conv import (
     fft_pays,
 )
 from tandem.ops.crop import CropMirror
+from tandem.ops.ctc import CTC
 from tandem.ops.dropout import Dropout, DropoutMask
 from tandem.ops.lrn import LRN, LRNGrad
 from tandem.ops.momentum import MomentumStep
@@ -313,6 +314,7 @@ for _op, _works in {
     AdamStep: _per_element("update", lambda op: 14),
     Softmax: _per_element("softmax", lambda op: 5),
     LogSoftmax: _per_element("softmax", lambda op: 5),
+    CTC: _per_element("softmax", lambda op: 30, of="input"),
     CAReduce: _per_element("reduction", lambda op: 1, of="input"),
     CumOp: _per_element("reduction", lambda op: 1, of="input"),
     Argmax: _per_element("reduction", lambda op: 1, of="input"),

@@ -27,6 +27,7 @@ def model() -> Any:
     ("arguments", "message"),
     [
         ({"batch_size": 8}, "found batch_size, expected the argument batch_size of fit instead"),
+        ({"snapshot_freq": 2}, "found snapshot_freq, expected keep_snapshots, since each epoch"),
         ({"freeze": ["a"]}, "found freeze, expected trainable=False of layers instead"),
         ({"devices": 2}, "devices: found 2, expected auto, or a device for each"),
         ({"run": ""}, 'run: found "", expected the path of a folder'),

@@ -1,5 +1,6 @@
 """Pooling of images and sequences."""
 
+from collections.abc import Sequence
 from typing import cast
 
 import numpy as np
@@ -8,7 +9,7 @@ from pytensor.tensor.variable import TensorVariable
 
 from tandem import ops
 from tandem.keras.lowering.call import Call, number, pixels, planes
-from tandem.keras.lowering.convolution import pair, same_padding
+from tandem.keras.lowering.convolution import Pair, pair, same_padding
 from tandem.keras.lowering.core import lengths
 from tandem.keras.lowering.registry import lowers
 
@@ -21,24 +22,38 @@ def pooling(layer: Call, x: TensorVariable) -> TensorVariable:
     is_same = layer.word("padding", "valid", "same") == "same"
     if not is_same and any(n < s for n, s in zip(lengths(images)[1:], size, strict=True)):
         raise layer.fault(f"an input of shape {lengths(x)}", f"a window of {size} to fit into it")
+    axes = [*zip(lengths(images)[1:], size, strides, strict=True)]
+    sides = [same_padding(*axis) if is_same else (0, 0) for axis in axes]
+    if layer.kind.startswith("Average"):
+        is_even = all(before == behind for before, behind in sides)
+        if not is_even:
+            images, sides = _repeated_edges(images, sides), [(0, 0)] * 2
+        pad = (sides[0][0], sides[1][0])
+        y = ops.average_pool2d(images, size, strides, pad, count_pad=False)
+        return pixels(y, ndim, order)
     sizes, pads, firsts = [], [], []
-    for length, reach, stride in zip(lengths(images)[1:], size, strides, strict=True):
+    for (length, reach, stride), (before, behind) in zip(axes, sides, strict=True):
         # An Op pads both ends alike. Windows that lack a pixel at the end are there by `ceil`; at
         # stride 1, where none is left over, the image is padded more and loses its first window.
-        before, behind = same_padding(length, reach, stride) if is_same else (0, 0)
         if is_same and length < reach and length <= stride:  # the only window has the whole axis
             reach, before, behind = length, 0, 0
         sizes.append(reach)
         pads.append(behind if stride == 1 else before)
         firsts.append(behind - before if stride == 1 else 0)
     window = ((sizes[0], sizes[1]), strides, (pads[0], pads[1]), is_same)
-    if layer.kind.startswith("Max"):
-        y = ops.max_pool2d(images, *window)
-    else:
-        y = ops.average_pool2d(images, *window, count_pad=False)
+    y = ops.max_pool2d(images, *window)
     if any(firsts):
         y = y[:, :, firsts[0] :, firsts[1] :]
     return pixels(y, ndim, order)
+
+
+def _repeated_edges(images: TensorVariable, sides: Sequence[Pair]) -> TensorVariable:
+    """Images whose first and last rows and columns are repeated, as Keras does on PyTorch."""
+    for axis, (before, behind) in enumerate(sides, 2):
+        at = (slice(None),) * axis
+        first, last = images[(*at, slice(1))], images[(*at, slice(-1, None))]
+        images = pt.concatenate([first] * before + [images] + [last] * behind, axis=axis)
+    return images
 
 
 @lowers("GlobalAveragePooling1D", "GlobalAveragePooling2D")

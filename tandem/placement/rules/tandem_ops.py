@@ -99,6 +99,11 @@ def recurrent_steps(op: Any, node: Apply, ranks: int) -> list[OpStrategy]:
     return [OpStrategy(tuple(given), tuple(rows[v.type.ndim] for v in node.outputs), apply_parts)]
 
 
+@rule.register(ops.CTC)
+def sequence_losses(op: ops.CTC, node: Apply, ranks: int) -> list[OpStrategy]:
+    return [OpStrategy((ROWS, ROWS), (ROWS, ROWS), apply_parts)]
+
+
 @rule.register(ops.CropMirror)
 def crop_mirror(op: Any, node: Apply, ranks: int) -> list[OpStrategy]:
     return [along(node, 0, whole=(1,))]
