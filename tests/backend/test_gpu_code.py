@@ -38,7 +38,6 @@ def generate(out: Path, *options: str) -> dict[str, str]:
     return {path.stem.rpartition("_")[2]: path.read_text() for path in out.iterdir()}
 
 
-@pytest.mark.slow
 @NEEDS_TRITON
 def test_a_small_step_of_the_main_network_compiles_for_a_gpu(tmp_path: Path) -> None:
     """All of its layers, with few pixels and filters, so that it takes seconds."""
