@@ -5,6 +5,8 @@ For programs:  tandem models --json
 All recipes:   tandem recipes
 For programs:  tandem recipes --json
 
+Beside them, any of `keras.applications` is a network, as `keras.applications:InceptionV3`.
+
 A network is trained by `--network NAME`, with a recipe by `--config RECIPE`. Parameters are those
 that are trained; operations are those of one picture's forward pass, a multiplication and an
 addition being two. Both are of the published size.

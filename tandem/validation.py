@@ -146,12 +146,29 @@ def shown_size(nbytes: float) -> str:
     return f"{nbytes / 1e9:,.2f} GB" if nbytes >= 1e9 else f"{nbytes / 1e6:,.2f} MB"
 
 
+_SPELLINGS = {
+    "regression_mse": "mse",
+    "regression_mae": "mae",
+    "mean_squared_error": "mse",
+    "mean_absolute_error": "mae",
+    "categorical_accuracy": "accuracy",
+    "categorical_cross_entropy": "cross_entropy",
+    "categorical_crossentropy": "cross_entropy",
+    "sparse_categorical_crossentropy": "cross_entropy",
+    "sparse_crossentropy": "cross_entropy",
+}
+"""Words of other programs, and ours."""
+
+
 def nearest(word: str, words: Iterable[str]) -> str:
     """The word that was probably meant; empty where none is near.
 
-    One that has all parts of a word of several, and others between them, is nearer than any other.
+    Another program's word stands for ours. One that has all parts of a word of several, and others
+    between them, is nearer than any other.
     """
     lowered = {word.lower(): word for word in words}
+    if (ours := _SPELLINGS.get(word.lower())) in lowered:
+        return lowered[ours]
     parts = {*word.lower().split("_")}
     if len(parts) > 1 and (whole := [w for w in lowered if parts < {*w.split("_")}]):
         return lowered[min(whole, key=len)]

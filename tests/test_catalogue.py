@@ -17,7 +17,8 @@ def listed(run: object, capsys: pytest.CaptureFixture[str]) -> list[dict[str, ob
 @pytest.mark.slow
 def test_networks_have_the_published_numbers(capsys: pytest.CaptureFixture[str]) -> None:
     found = {str(each["name"]).rpartition(":")[2]: each for each in listed(run_models, capsys)}
-    assert len(found) == 18
+    assert len(found) == 27
+    assert 19.3e6 < found["ResNet1202"]["parameters"] < 19.5e6  # the paper's 19.4 million
     assert found["AlexNet"]["parameters"] == 60_965_224
     by_recipe = {name: each for each in found.values() for name in each["recipes"]}  # type: ignore[attr-defined]
     assert {name: each["parameters"] for name, each in by_recipe.items()} == PARAMETERS

@@ -169,7 +169,7 @@ def test_validate_agrees_with_what_training_recorded(data: Path, alone: Path) ->
     weights = ["--weights", str(alone / "epoch-0002.safetensors")]
     result = run_program("validate.py", [*weights, "--devices", "cpu", "cpu"])
     assert result.returncode == 0, result.stderr
-    assert result.stderr.startswith(f"settings are those of {alone}/config.yaml; devices, ")
+    assert result.stderr.startswith(f"settings are those of {alone}/config.yaml; devices")
     found, last = json.loads(result.stdout), read_record(alone)[-1]
     for name in ("images", "top1_error", "top5_error"):
         assert found[name] == last[name]

@@ -137,6 +137,7 @@ def test_the_nearest_word() -> None:
     assert suggestion("Convl", ["conv1", "fc8"]) == "; did you mean conv1?"
     assert suggestion("convl", ["conv1", "fc8"]) == "; did you mean conv1?"
     assert suggestion("zzz", ["conv1"]) == ""
+    assert suggestion("regression_mse", ["mae", "mse"]) == "; did you mean mse?"
     losses = ["binary_crossentropy", "categorical_crossentropy", "sparse_categorical_crossentropy"]
     assert suggestion("sparse_crossentropy", losses) == f"; did you mean {losses[2]}?"
 

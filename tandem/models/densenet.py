@@ -1,4 +1,4 @@
-"""Densely connected networks: 121 layers for ImageNet, and 100 for CIFAR."""
+"""Densely connected networks: 121 to 201 layers for ImageNet, and 100 for CIFAR."""
 
 from typing import ClassVar
 
@@ -78,6 +78,25 @@ class DenseNet121(LayeredNetwork):
         x = relu(net.batch_norm(f"{name}.norm2", x))
         x = net.convolution(f"{name}.conv2", x, growth, 3, initial=he_in)
         return net.dropout(x, self.dropout) if self.dropout else x
+
+
+class DenseNet161(DenseNet121):
+    """DenseNet-BC of 161 layers and growth 48."""
+
+    blocks = (6, 12, 36, 24)
+    growth = 48
+
+
+class DenseNet169(DenseNet121):
+    """DenseNet-BC of 169 layers."""
+
+    blocks = (6, 12, 32, 32)
+
+
+class DenseNet201(DenseNet121):
+    """DenseNet-BC of 201 layers."""
+
+    blocks = (6, 12, 48, 32)
 
 
 class DenseNet100(DenseNet121):

@@ -1,4 +1,4 @@
-"""Residual networks: 18, 34 and 50 layers for ImageNet, and 6n + 2 for CIFAR."""
+"""Residual networks: 18 to 152 layers for ImageNet, and 6n + 2 for CIFAR."""
 
 from typing import ClassVar, Literal, get_args
 
@@ -73,6 +73,18 @@ class ResNet50(LayeredNetwork):
         return relu(y + _projected(net, name, x, y, stride))
 
 
+class ResNet101(ResNet50):
+    """ResNet-101: stages of 3, 4, 23 and 3 bottlenecks."""
+
+    blocks = (3, 4, 23, 3)
+
+
+class ResNet152(ResNet50):
+    """ResNet-152: stages of 3, 8, 36 and 3 bottlenecks."""
+
+    blocks = (3, 8, 36, 3)
+
+
 class ResNet18(ResNet50):
     """ResNet-18: four stages of two blocks of two convolutions of 3x3."""
 
@@ -94,7 +106,7 @@ class ResNet34(ResNet18):
 
 
 class ResNet20(LayeredNetwork):
-    """The paper's network of 20 layers for CIFAR; 32, 44, 56 and 110 layers are subclasses.
+    """The paper's network of 20 layers for CIFAR; 32, 44, 56, 110 and 1202 layers are subclasses.
 
     A convolution of 3x3, three stages of n blocks of two convolutions of 3x3, of 16, 32 and 64
     filters, with stride 2 between stages, and the average of all pixels: 6n + 2 layers.
@@ -175,6 +187,12 @@ class ResNet110(ResNet20):
     """The network of 110 layers for CIFAR."""
 
     blocks = 18
+
+
+class ResNet1202(ResNet20):
+    """The network of 1202 layers for CIFAR."""
+
+    blocks = 200
 
 
 def _two_convolutions(

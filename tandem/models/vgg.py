@@ -1,4 +1,7 @@
-"""VGG with 11, 16 and 19 layers: convolutions of 3x3 alone, then three fully connected layers."""
+"""VGG with 11, 16 and 19 layers: convolutions of 3x3 alone, then three fully connected layers.
+
+Each without batch normalisation, as in the paper, and with it after each convolution.
+"""
 
 from typing import ClassVar
 
@@ -42,6 +45,7 @@ class VGG11(LayeredNetwork):
     """
 
     stages: ClassVar[tuple[int, ...]] = (1, 1, 2, 2, 2)  # convolutions before each pooling
+    normalises: ClassVar[bool] = False
 
     def __init__(
         self, crop_size: int, classes: int, width: float, dtype: str, dropout: Rate = 0.5
@@ -55,6 +59,8 @@ class VGG11(LayeredNetwork):
             for _ in range(convolutions):
                 name, std = f"features.{number}", None if number else IMAGENET_STD
                 x = net.convolution(name, x, self.scaled(filters), 3, bias=0.0, input_std=std)
+                if self.normalises:
+                    x, number = net.batch_norm(f"features.{number + 1}", x), number + 1
                 x, number = relu(x), number + 2
             x, number = max_pool(x, 2, 2), number + 1
         for number in (0, 3):
@@ -74,3 +80,21 @@ class VGG19(VGG11):
     """Configuration E of the paper."""
 
     stages = (2, 2, 4, 4, 4)
+
+
+class VGG11BN(VGG11):
+    """VGG-11 with batch normalisation."""
+
+    normalises = True
+
+
+class VGG16BN(VGG16):
+    """VGG-16 with batch normalisation."""
+
+    normalises = True
+
+
+class VGG19BN(VGG19):
+    """VGG-19 with batch normalisation."""
+
+    normalises = True

@@ -62,14 +62,17 @@ class PlainNetwork(nn.Module):
 
 
 class PlainVGG(PlainNetwork):
-    def __init__(self, depth: int, crop_size: int, classes: int, width: float = 1.0) -> None:
+    def __init__(
+        self, depth: int, crop_size: int, classes: int, width: float = 1.0, norm: bool = False
+    ) -> None:
         super().__init__(IMAGENET_STD)
         layers: list[nn.Module] = []
         channels = 3
         for count, filters in zip(VGG_STAGES[depth], (64, 128, 256, 512, 512), strict=True):
             filters = max(1, round(filters * width))
             for _ in range(count):
-                layers += [nn.Conv2d(channels, filters, 3, padding=1), nn.ReLU(inplace=True)]
+                layers.append(nn.Conv2d(channels, filters, 3, padding=1))
+                layers += [nn.BatchNorm2d(filters)] * norm + [nn.ReLU(inplace=True)]
                 channels = filters
             layers.append(nn.MaxPool2d(2, 2))
         self.features = nn.Sequential(*layers)

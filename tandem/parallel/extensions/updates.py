@@ -12,6 +12,8 @@ Call the rules after `fork`. Formulas are those of `tandem.optim`, forms and def
 update rules of Lasagne.
 """
 
+import itertools
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -35,6 +37,9 @@ __all__ = [
     "adagrad",
     "adam",
     "adamax",
+    "apply_momentum",
+    "apply_nesterov_momentum",
+    "flat_unflat_grads",
     "momentum",
     "nesterov_momentum",
     "rmsprop",
@@ -193,6 +198,55 @@ def sgd_nonflat(
         for p, s in zip(params, stored, strict=True)
     ]
     return grad_updates, param_updates, stored
+
+
+def flat_unflat_grads(
+    loss: Variable, params: Sequence[Shared]
+) -> tuple[Any, Variable, list[Variable]]:
+    """Gradients as one vector, for update rules of your own.
+
+    Returns
+    -------
+    grad_shared : shared variable
+        Float (n,), of zeros, resident if the parameters are; for `all_reduce`.
+    flat_grad : variable
+        The new value of `grad_shared`.
+    unflat_grads : list of variable
+        The parts of `grad_shared`, in the shapes of the parameters.
+    """
+    gradients = _gradients(loss, params)
+    shapes = [p.get_value(borrow=True).shape for p in params]
+    ends = [*itertools.accumulate(map(math.prod, shapes), initial=0)]
+    dtype = np.result_type(*(p.dtype for p in params))
+    zeros = np.zeros(ends[-1], dtype)
+    stored = (
+        synk.shared(zeros, "gradients")
+        if _is_resident(params[0])
+        else pytensor.shared(zeros, "gradients")
+    )
+    flat = _fitted(pt.concatenate([pt.flatten(g) for g in gradients]), stored)
+    places = zip(params, shapes, itertools.pairwise(ends), strict=True)
+    return stored, flat, [stored[a:b].reshape(s).astype(p.dtype) for p, s, (a, b) in places]
+
+
+def apply_momentum(param_updates: Updates, momentum: Any = 0.9) -> Updates:
+    """Updates with momentum of those of a rule: ``v <- m v + step``, ``p <- p + v``."""
+    return _with_velocity(param_updates, momentum, False)
+
+
+def apply_nesterov_momentum(param_updates: Updates, momentum: Any = 0.9) -> Updates:
+    """As `apply_momentum`, but ``p <- p + m v + step``, with the new v."""
+    return _with_velocity(param_updates, momentum, True)
+
+
+def _with_velocity(param_updates: Updates, momentum: Any, nesterov: bool) -> Updates:
+    updates: Updates = []
+    for p, new in param_updates:
+        v, m = _state(p, "velocity"), in_dtype(momentum, p.dtype)
+        after = m * v + (new - p)
+        stepped = m * after + new if nesterov else p + after
+        updates += [(old, _fitted(value, old)) for old, value in ((v, after), (p, stepped))]
+    return updates
 
 
 def _flat(

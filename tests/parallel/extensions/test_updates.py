@@ -12,7 +12,7 @@ import pytest
 
 import tandem.parallel as synk
 from tandem.parallel.extensions import updates
-from tandem.parallel.extensions.train import make_train_function
+from tandem.parallel.extensions.train import make_train_function, make_train_function_theano
 
 RATE = 0.1
 QUICK = ("sgd_nonflat", "momentum")  # compiling functions of all takes long
@@ -159,6 +159,26 @@ def test_two_workers_make_the_steps_of_one_in_two_slices(
     for first, second, param in zip(*ranks, alone, strict=True):
         np.testing.assert_array_equal(first, second)
         np.testing.assert_array_equal(first, param.get_value())
+
+
+@pytest.mark.parametrize("alone", [False, True])
+@pytest.mark.parametrize("rule", ["momentum", "nesterov_momentum"])
+def test_rules_of_ones_own_have_velocities(rule: str, alone: bool, on_two: synk.Pool) -> None:
+    """Over two workers, and by this process alone."""
+
+    def own(loss: Any, params: list[Any], lr: float, momentum: float) -> Any:
+        stored, flat, parts = updates.flat_unflat_grads(loss, params)
+        steps = [(p, p - lr * g) for p, g in zip(params, parts, strict=True)]
+        apply = getattr(updates, f"apply_{rule}")
+        return [(stored, flat)], apply(steps, momentum), stored
+
+    loss, params, x, y = model(pytensor.shared if alone else synk.shared)
+    make = make_train_function_theano if alone else make_train_function
+    train = make(loss, params, x, y, own, **RULES[rule])
+    for batch in minibatches():
+        train(*batch)
+    for p, value in zip(params, expected(rule, RULES[rule]), strict=True):
+        np.testing.assert_allclose(p.get_value(), value, rtol=1e-12)
 
 
 def test_gradients_lie_in_one_flat_vector(on_one: synk.Pool) -> None:
