@@ -53,6 +53,7 @@ PREDICTION = (
     " --exchange gradients --bucket_mb 25"
 )
 ROWS, COLUMNS = 16, 90
+MOST_BYTES = 60_000  # of a picture
 WIDEST, HIGHEST = 110, 100  # columns and rows of what is no screen
 SHOWN = 8  # the first of two steps of the trace that are drawn
 PAGE = 1200, 820  # pixels
@@ -97,8 +98,11 @@ def main() -> None:
         for name in [n for n in makers if n in (chosen.only or makers)]:
             for picture in makers[name](Path(folder)):
                 image = Image.open(picture).convert("RGB")
-                image = image.quantize(64, dither=Image.Dither.NONE)
-                image.save(HERE / picture.name, optimize=True)
+                for colours in (64, 32, 16):  # as many as fit
+                    few = image.quantize(colours, dither=Image.Dither.NONE)
+                    few.save(target := HERE / picture.name, optimize=True)
+                    if target.stat().st_size < MOST_BYTES:
+                        break
 
 
 def draw_run(folder: Path) -> Iterator[Path]:
