@@ -149,12 +149,16 @@ def shown_size(nbytes: float) -> str:
 def nearest(word: str, words: Iterable[str]) -> str:
     """The word that was probably meant; empty where none is near.
 
-    One that has all parts of a word of several, and others between them, is nearer than any other.
+    One that has all parts of a word of several, and others between them, is nearer than any other;
+    then a long one in which the word ends, whatever its underscores.
     """
     lowered = {word.lower(): word for word in words}
     parts = {*word.lower().split("_")}
     if len(parts) > 1 and (whole := [w for w in lowered if parts < {*w.split("_")}]):
         return lowered[min(whole, key=len)]
+    bare = word.lower().replace("_", "")
+    if ends := [w for w in lowered if len(w) > 7 and bare.endswith(w.replace("_", ""))]:
+        return lowered[max(ends, key=len)]
     return next((lowered[w] for w in difflib.get_close_matches(word.lower(), lowered, 1)), "")
 
 

@@ -120,6 +120,14 @@ def test_what_is_done_before_the_first_step_is_said(capsys: pytest.CaptureFixtur
     assert capsys.readouterr().out == "  0.0 s: compiling gradient\n"
 
 
+def test_a_misspelt_loss_is_answered() -> None:
+    misspelt = model()
+    misspelt.compile("sgd", "sparse_crossentropy")
+    tandem.keras.distribute(misspelt, devices=["cpu"])
+    with pytest.raises(InputError, match="did you mean sparse_categorical_crossentropy"):
+        misspelt.fit(X, Y)
+
+
 def test_a_damaged_memory_is_named(tmp_path: Path) -> None:
     assert read_memory(tmp_path) == {}
     (tmp_path / MEMORY).write_text(json.dumps({"epochs": [0]}))
