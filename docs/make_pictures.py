@@ -225,7 +225,7 @@ def draw_terminals(folder: Path, pages: Mapping[str, Any]) -> None:
         for command in about["shown"].splitlines():
             output = in_shell(copy, f"set +e\n{command}\ntrue").replace(f"{copy}/", "")
             printed += f"$ {command}\n{output.expandtabs()}"
-        columns = min(WIDEST, max(map(len, printed.splitlines())))
+        columns = min(WIDEST, max(COLUMNS, *map(len, printed.splitlines())))
         screen = pyte.Screen(columns, HIGHEST)
         pyte.Stream(screen).feed(printed.replace("\n", "\r\n"))
         screen.lines = screen.cursor.y
