@@ -195,7 +195,7 @@ def draw(rows: Sequence[Row], model: Model, path: Path) -> None:
     figure.legend(
         *axes[1].get_legend_handles_labels(), fontsize=8, ncols=5, loc="outside lower right"
     )
-    figure.savefig(path, dpi=120)
+    figure.savefig(path, dpi=60)
     pyplot.close(figure)
 
 

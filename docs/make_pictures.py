@@ -2,19 +2,22 @@
 
 demo/prepare.sh && python -m docs.make_pictures
 python -m docs.make_pictures --only trace cost rates placement
+python -m docs.make_pictures --only terminals --pages keras models
 
 The run takes a few minutes, and runs/demo must not exist before. The picture of its live view is
 the terminal's screen in the middle of an epoch; the others are what ``tandem plot`` and
 ``tandem look`` draw, with fewer colours. The trace, of a shorter run, is shown by Perfetto's page.
 The prediction is of machines like that of machine.yaml; this one is measured if there is no such
-file. Learning rates and the bytes that trainers receive are computed.
+file. Learning rates and the bytes that trainers receive are computed. terminals.yaml has the
+commands of guides whose result is what a terminal shows.
 """
 
 import argparse
 import io
 import re
+import shutil
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from itertools import groupby
 from pathlib import Path
 from typing import Any
@@ -38,6 +41,8 @@ from tandem.plot import draw, read_run
 from tandem.trace.chrome import read_trace
 from tandem.trace.merge import MERGED
 from tandem.trace.spans import STEP, spans_of
+from tandem.validation import read_yaml
+from tests.support.pages import code_blocks, copy_project, in_shell
 from tests.support.perfetto import perfetto_screenshot
 from tests.support.terminal import Terminal
 
@@ -48,6 +53,8 @@ PREDICTION = (
     " --exchange gradients --bucket_mb 25"
 )
 ROWS, COLUMNS = 16, 90
+MOST_BYTES = 60_000  # of a picture
+WIDEST, HIGHEST = 110, 100  # columns and rows of what is no screen
 SHOWN = 8  # the first of two steps of the trace that are drawn
 PAGE = 1200, 820  # pixels
 PAGE_END = 735  # of what is drawn of it: to the end of a selected span's details
@@ -81,13 +88,21 @@ def main() -> None:
         "rates": draw_rates,
         "placement": draw_placement,
     }
-    parser.add_argument("--only", nargs="+", choices=makers, default=[*makers])
+    pages = read_yaml(HERE / "terminals.yaml")
+    parser.add_argument("--only", nargs="+", choices=[*makers, "terminals"])
+    parser.add_argument("--pages", nargs="+", choices=pages, default=[*pages])
+    chosen = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
-        for name in parser.parse_args().only:
+        if chosen.only is None or "terminals" in chosen.only:
+            draw_terminals(Path(folder), {page: pages[page] for page in chosen.pages})
+        for name in [n for n in makers if n in (chosen.only or makers)]:
             for picture in makers[name](Path(folder)):
                 image = Image.open(picture).convert("RGB")
-                image = image.quantize(64, dither=Image.Dither.NONE)
-                image.save(HERE / picture.name, optimize=True)
+                for colours in (64, 32, 16):  # as many as fit
+                    few = image.quantize(colours, dither=Image.Dither.NONE)
+                    few.save(target := HERE / picture.name, optimize=True)
+                    if target.stat().st_size < MOST_BYTES:
+                        break
 
 
 def draw_run(folder: Path) -> Iterator[Path]:
@@ -193,6 +208,28 @@ def draw_placement(folder: Path) -> Iterator[Path]:
     axis.set_ylabel("MB received in a step")
     axis.legend()
     yield saved(figure, folder / "placement.png")
+
+
+def draw_terminals(folder: Path, pages: Mapping[str, Any]) -> None:
+    """Run the commands of pages in a copy of the project, and draw what they print."""
+    copy = copy_project(folder)
+    in_shell(copy, "demo/prepare.sh")
+    (copy / "runs").mkdir()
+    shutil.copytree(HERE.parent / "runs" / "demo", copy / "runs" / "demo")
+    for page, about in pages.items():
+        blocks = code_blocks(HERE / f"{page}.md", "python")
+        for name, number in about.get("blocks", {}).items():
+            (copy / name).write_text(blocks[number])
+        in_shell(copy, about.get("before", ":"))
+        printed = ""
+        for command in about["shown"].splitlines():
+            output = in_shell(copy, f"set +e\n{command}\ntrue").replace(f"{copy}/", "")
+            printed += f"$ {command}\n{output.expandtabs()}"
+        columns = min(WIDEST, max(COLUMNS, *map(len, printed.splitlines())))
+        screen = pyte.Screen(columns, HIGHEST)
+        pyte.Stream(screen).feed(printed.replace("\n", "\r\n"))
+        screen.lines = screen.cursor.y
+        (HERE / f"{page}.svg").write_text(screen_as_svg(screen, page))
 
 
 def saved(figure: Any, picture: Path) -> Path:

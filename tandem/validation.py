@@ -164,7 +164,8 @@ def nearest(word: str, words: Iterable[str]) -> str:
     """The word that was probably meant; empty where none is near.
 
     Another program's word stands for ours. One that has all parts of a word of several, and others
-    between them, is nearer than any other.
+    between them, is nearer than any other; then a long one in which the word ends, whatever its
+    underscores.
     """
     lowered = {word.lower(): word for word in words}
     if (ours := _SPELLINGS.get(word.lower())) in lowered:
@@ -172,6 +173,9 @@ def nearest(word: str, words: Iterable[str]) -> str:
     parts = {*word.lower().split("_")}
     if len(parts) > 1 and (whole := [w for w in lowered if parts < {*w.split("_")}]):
         return lowered[min(whole, key=len)]
+    bare = word.lower().replace("_", "")
+    if ends := [w for w in lowered if len(w) > 7 and bare.endswith(w.replace("_", ""))]:
+        return lowered[max(ends, key=len)]
     return next((lowered[w] for w in difflib.get_close_matches(word.lower(), lowered, 1)), "")
 
 

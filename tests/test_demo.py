@@ -10,7 +10,20 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.pages import code_blocks
 from tests.support.tiny import ROOT, python_path, read_record
+
+
+def check_excerpt(printed: str) -> None:
+    """Find each line that the README shows, but for its numbers, in order."""
+    (shown,) = code_blocks(ROOT / "README.md", "text")
+    lines = iter(without_numbers(printed).splitlines())
+    for line in without_numbers(shown).splitlines():
+        assert line == "..." or line in lines, line
+
+
+def without_numbers(text: str) -> str:
+    return re.sub(r"\d[\d.:]*|(?<= ) +", "", text)
 
 
 @pytest.mark.slow
@@ -19,9 +32,15 @@ def test_the_demo_learns_digits() -> None:
     shutil.rmtree(ROOT / "runs" / "demo", ignore_errors=True)
     path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
     result = subprocess.run(
-        ["demo/run.sh"], cwd=ROOT, capture_output=True, text=True, env={**os.environ, "PATH": path}
+        ["demo/run.sh"],
+        cwd=ROOT,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        env={**os.environ, "PATH": path},
     )
-    assert result.returncode == 0, result.stderr
+    assert result.returncode == 0, result.stdout
+    check_excerpt(result.stdout)
     last = result.stdout.strip().splitlines()[-1]
     found = re.fullmatch(r"demo: top-1 error ([\d.]+) %, top-5 error ([\d.]+) % of 360 .*", last)
     assert found, last

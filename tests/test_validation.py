@@ -140,6 +140,9 @@ def test_the_nearest_word() -> None:
     assert suggestion("regression_mse", ["mae", "mse"]) == "; did you mean mse?"
     losses = ["binary_crossentropy", "categorical_crossentropy", "sparse_categorical_crossentropy"]
     assert suggestion("sparse_crossentropy", losses) == f"; did you mean {losses[2]}?"
+    ours = ["cross_entropy", "binary_cross_entropy", "mse"]
+    for found, meant in zip(("sparse_categorical_crossentropy", losses[0]), ours, strict=False):
+        assert suggestion(found, ours) == f"; did you mean {meant}?"
 
 
 def test_a_value_is_shown_as_it_stands() -> None:

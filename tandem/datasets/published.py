@@ -111,8 +111,8 @@ def download(name: str) -> Path:
         import requests  # which pooch requires
     except ImportError:
         raise InputError(
-            f"{nowhere}, and pooch, which downloads it, is not installed; expected --source PATH,"
-            " or pip install 'tandem-train[datasets]'"
+            f"{nowhere}, and pooch, which downloads it, is not installed; expected --source PATH"
+            " (in Python source=PATH), or pip install 'tandem-train[datasets]'"
         ) from None
     pooch.get_logger().setLevel(logging.WARNING)
     path = folder
@@ -125,8 +125,8 @@ def download(name: str) -> Path:
             lost = isinstance(error, requests.ConnectionError | requests.Timeout)
             reason = "no connection" if lost else one_line(error)
             raise InputError(
-                f"{nowhere}, and {address} cannot be downloaded: {reason}; expected --source PATH,"
-                " or a network"
+                f"{nowhere}, and {address} cannot be downloaded: {reason}; expected --source PATH"
+                " (in Python source=PATH), or a network"
             ) from None
     return path if len(published.files) == 1 else folder
 

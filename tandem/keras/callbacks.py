@@ -20,8 +20,9 @@ from tandem.errors import InputError
 from tandem.files import write_text
 from tandem.keras.compilation import rates_of
 from tandem.keras.variables import load
+from tandem.launch.status import Status
 from tandem.processes.supervisor import ProgressReporter
-from tandem.training.messages import Notice
+from tandem.training.messages import Notice, Stage
 
 MEMORY = "fit.json"  # what a run's callbacks and History hold, in its folder
 
@@ -237,10 +238,13 @@ def _plain(callback: Any) -> dict[str, Any]:
 
 
 class Batches(ProgressReporter):
-    """Calls the methods of batches, at the pace of reports, with means of the epoch so far."""
+    """Calls the methods of batches, at the pace of reports, with means of the epoch so far.
 
-    def __init__(self, callbacks: Any, steps: int) -> None:
-        self._callbacks, self._steps = callbacks, steps
+    With a `status` it says what is done before the first step.
+    """
+
+    def __init__(self, callbacks: Any, steps: int, status: Status | None = None) -> None:
+        self._callbacks, self._steps, self._status = callbacks, steps, status
         self._records: list[TrainRecord] = []
 
     def report(self, message: object) -> None:
@@ -254,5 +258,9 @@ class Batches(ProgressReporter):
             step = (message.step - 1) % self._steps
             self._callbacks.on_train_batch_begin(step)
             self._callbacks.on_train_batch_end(step, logs)
+        elif isinstance(message, Stage) and self._status is not None and not self._records:
+            self._status.update(message)
+            sys.stdout.write(f"{self._status.starting}\n")
+            sys.stdout.flush()
         elif isinstance(message, Notice):
             sys.stdout.write(f"{message.text}\n")

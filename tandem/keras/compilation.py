@@ -13,6 +13,7 @@ import numpy as np
 from tandem.errors import InputError
 from tandem.keras.arrays import fits_output, in_order
 from tandem.keras.losses import OF_GROUPS, OF_LABELS, is_here
+from tandem.validation import suggestion
 
 _MOMENTS = {"first_moment": "_momentums", "second_moment": "_velocities"}
 
@@ -150,6 +151,13 @@ class Compilation:
             raise InputError(
                 f"{model.name}: found no optimizer and loss, expected a call of compile first"
             )
+        for loss in keras.tree.flatten(model.loss):
+            if isinstance(loss, str):
+                try:
+                    keras.losses.get(loss)
+                except ValueError:
+                    hint = suggestion(loss, filter(str.islower, dir(keras.losses)))
+                    raise InputError(f"loss: found {loss}, expected one of Keras's{hint}") from None
         settings = optimizer_settings(model.optimizer)
         x, y = row()
         model.evaluate(x, y, verbose=0)  # by which Keras finds what names stand for

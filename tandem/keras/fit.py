@@ -61,6 +61,7 @@ from tandem.launch.callbacks import Callbacks
 from tandem.launch.local import Launcher, LocalLauncher
 from tandem.launch.programs import execute_training
 from tandem.launch.ranks import is_rank, work_on_ranks_of_script
+from tandem.launch.status import Status
 from tandem.layers.choices import OF_NETWORK
 from tandem.layers.network import KERAS_NETWORK, NetworkDescription
 from tandem.memory import CLASS_LABEL
@@ -295,7 +296,7 @@ class Plan:
             return replace(spec, rates=rates, own_code=code, unvalidated=frozenset(without))
 
         def make_reporter(spec: RunSpec) -> Batches:
-            return Batches(listed, self.steps)
+            return Batches(listed, self.steps, Status(spec) if arguments.verbose else None)
 
         with locked(folder) as lock:
             made = [folder / n for n in (RECORD, CONFIGURATION, MEMORY, DATA)]

@@ -13,9 +13,11 @@ import numpy.typing as npt
 from tandem.artifacts.metrics_log import ValidationRecord
 from tandem.artifacts.page import Page
 from tandem.data.class_names import imagenet_names
-from tandem.data.manifest import read_manifest
+from tandem.data.manifest import read_any_manifest
+from tandem.data.reader import PictureReader
 from tandem.errors import InputError
 from tandem.files import make_folder, write_text
+from tandem.memory import CLASS_LABEL, PICTURE_DTYPE
 from tandem.training.predictions import Predictions
 from tandem.training.run_spec import RunSpec
 from tandem.training.sample_predictions import centre_crops
@@ -34,7 +36,7 @@ class Report:
 
     predictions: Predictions
     classes: Sequence[str]  # names
-    pictures: Sequence[str]  # names of files, by their index in the data set
+    pictures: Sequence[str]  # names of files or numbers of rows, by their index in the data set
 
     @property
     def confusion(self) -> npt.NDArray[np.int64]:
@@ -99,11 +101,10 @@ class Report:
 
 
 def check_reportable(spec: RunSpec) -> None:
-    """Refuse a report of data without pictures or classes, and of ten crops, by an InputError."""
-    if spec.validation.pictures is None or spec.wnids is None:
-        raise InputError("report: found rows of arrays, expected pictures of classes with names")
-    if spec.crops > 1:
-        raise InputError("report: found ten_crops too, expected one crop of each picture")
+    """Refuse a report of data without classes by an InputError."""
+    target = spec.validation.target
+    if target != CLASS_LABEL:
+        raise InputError(f"report: found targets {target}, expected the number of a class each")
 
 
 def write_report(
@@ -113,9 +114,10 @@ def write_report(
 
     Raises InputError if a file cannot be written, or the pictures cannot be read.
     """
-    manifest, known = read_manifest(spec.config.manifest_path), imagenet_names()
+    manifest, known = read_any_manifest(spec.config.manifest_path), imagenet_names()
     names = [known.get(wnid, wnid).partition(",")[0] for wnid in spec.wnids or ()]
-    report = Report(predictions, names, manifest.splits["val"].pictures)
+    places = range(spec.validation.size)
+    report = Report(predictions, names, [manifest.name("val", place) for place in places])
     try:
         make_folder(folder)
         _write_csv(
@@ -172,8 +174,10 @@ def _write_csv(path: Path, head: Sequence[str], rows: Iterable[Sequence[object]]
 
 def _page(report: Report, spec: RunSpec, record: ValidationRecord) -> Page:
     page = Page(f"Validation of {spec.weights}")
+    what = "rows" if spec.validation.pictures is None else "pictures"
+    averaged = f", averaged over {record.crops} crops of each" if record.crops > 1 else ""
     page.text(
-        f"{record.images:,} pictures of {spec.config.data_folder}: top-1 error"
+        f"{record.images:,} {what} of {spec.config.data_folder}{averaged}: top-1 error"
         f" {100 * record.top1_error:.2f} %, top-5 error {100 * record.top5_error:.2f} %, loss"
         f" {record.loss:.4f}."
     )
@@ -200,7 +204,7 @@ def _page(report: Report, spec: RunSpec, record: ValidationRecord) -> Page:
     ):
         if places:
             page.section(title)
-            page.picture(_sheet(report, spec, places[:_SHOWN]), title)
+            _add_examples(page, title, report, spec, places[:_SHOWN])
     return page
 
 
@@ -242,13 +246,16 @@ def _draw_reliability(report: Report) -> Any:
     return figure
 
 
-def _sheet(report: Report, spec: RunSpec, places: Sequence[int]) -> Any:
-    """Draw pictures with true class, prediction and file."""
+def _add_examples(
+    page: Page, title: str, report: Report, spec: RunSpec, places: Sequence[int]
+) -> None:
+    """Add pictures with true class, prediction and file; a table of rows that are none."""
     from tandem.artifacts.visualize import RIGHT, WRONG, contact_sheet  # which imports Pillow
 
     found = report.predictions
     indices = found.indices[places]
     captions, frames = [], []
+    crops = _images(spec, indices)
     for place, index in zip(places, indices.tolist(), strict=True):
         guess = report.classes[found.classes[place, 0]]
         captions.append(
@@ -259,5 +266,22 @@ def _sheet(report: Report, spec: RunSpec, places: Sequence[int]) -> Any:
             )
         )
         frames.append(RIGHT if found.is_right[place] else WRONG)
-    crops = centre_crops(spec.validation, indices, spec.config.crop_size)
-    return contact_sheet(crops, captions, 3, frames, min(_ACROSS, len(captions)))
+    if crops is None:
+        page.table(("class and its probability", "most probable", "row"), captions)
+    else:
+        sheet = contact_sheet(crops, captions, 3, frames, min(_ACROSS, len(captions)))
+        page.picture(sheet, title)
+
+
+def _images(spec: RunSpec, indices: npt.NDArray[np.int64]) -> npt.NDArray[np.uint8] | None:
+    """Read centre crops, or rows that can be drawn, uint8 (n, row, column, RGB); None: others."""
+    dataset, shape = spec.validation, spec.validation.row.shape
+    if dataset.pictures is not None:
+        return centre_crops(dataset, indices, spec.config.crop_size)
+    if dataset.row.dtype != PICTURE_DTYPE or len(shape) < 2 or shape[2:] not in ((), (1,), (3,)):
+        return None
+    rows = np.empty((len(indices), *shape), np.uint8)
+    with PictureReader(dataset) as reader:
+        reader.read(indices, rows)
+    rows = rows.reshape((*rows.shape[:3], -1))
+    return np.broadcast_to(rows, (*rows.shape[:3], 3))

@@ -174,20 +174,26 @@ class CompiledNetwork:
         """
         self.functions("validation", slot, **self._valid(global_rows))
 
-    def validate_crop(self, slot: Slot, last: bool, global_rows: int | None = None) -> None:
+    def validate_crop(self, slot: Slot, crop: int, global_rows: int | None = None) -> None:
         """Add the class probabilities of one of the `CROPS` crops of a minibatch to the others'.
 
-        After the `last` one, loss and errors of the averages are added to the sums: the loss of a
-        picture is the negative logarithm of its class's averaged probability, whatever `loss` is.
-        `global_rows` is that of `validate`.
+        `crop` is its number, from 0. After the last one, loss and errors of the averages are added
+        to the sums: the loss of a picture is the negative logarithm of its class's averaged
+        probability, whatever `loss` is. `global_rows` is that of `validate`.
         """
-        self.functions("crop", slot, last=np.array(last, np.int64), **self._valid(global_rows))
+        self.functions("crop", slot, crop=np.array(crop, np.int64), **self._valid(global_rows))
 
     def read_scores(self) -> np.ndarray:
         """The network's outputs of the last minibatch that was validated, (row, class)."""
         if self.variables.scores is None:
             raise RuntimeError("nothing has been validated yet")
         return self.variables.scores.get_value()
+
+    def read_probabilities(self) -> np.ndarray:
+        """Probabilities averaged over the crops of the last minibatch, float64 (row, class)."""
+        if self.variables.probabilities is None:
+            raise RuntimeError("no crops have been validated yet")
+        return self.variables.probabilities.get_value() / CROPS
 
     def read_sums(self, mode: Mode) -> Sums:
         """The sums of training or of validation since they were last taken."""

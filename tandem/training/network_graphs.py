@@ -96,15 +96,16 @@ class NetworkGraphs:
         return self._function(minibatch, [*updates, (own.scores, scores)])
 
     def crop(self) -> FunctionGraph:
-        """Probabilities of one of the crops of a minibatch, and of the last their average."""
+        """Sums of the probabilities of the crops of a minibatch, and counts of their average."""
         minibatch, logits, _ = self._forward()
         own = self._variables
         if own.probabilities is None:
             own.probabilities = own.shared(self._zero_outputs("float64"), "probabilities")
-        last = pt.tensor("last", dtype="int64", shape=())
+        crop = pt.tensor("crop", dtype="int64", shape=())
         before = self._rows_of_all(own.probabilities)
         # In float64, in which the logarithm of an improbable class is finite.
-        sums = before + pt.special.softmax(logits.astype("float64"), axis=1)
+        likely = pt.special.softmax(logits.astype("float64"), axis=1)
+        sums = pt.switch(pt.eq(crop, 0), likely, before + likely)
         labels, valid = minibatch.tensors["labels"], minibatch.tensors["valid"]
         losses = -pt.log(sums[pt.arange(labels.type.shape[0]), labels] / np.float64(CROPS))
         cost = mean_over_valid(losses, valid)
@@ -115,12 +116,12 @@ class NetworkGraphs:
         )
         total = found.pop("")
         counted = {
-            name: pt.switch(last, n, pt.zeros_like(n))
+            name: pt.switch(pt.eq(crop, CROPS - 1), n, pt.zeros_like(n))
             for name, n in self._counted(found, minibatch).items()
         }
         updates += added(own.sums["validation"], counted)
-        updates.append((own.probabilities, pt.switch(last, pt.zeros_like(total), total)))
-        return self._function(minibatch, updates, {"last": last})
+        updates.append((own.probabilities, total))
+        return self._function(minibatch, updates, {"crop": crop})
 
     def update_numbers(self, learning_rate: float, updates: int) -> dict[str, np.ndarray]:
         """The rate and the optimizer's numbers, as an update takes them."""

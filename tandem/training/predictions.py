@@ -8,7 +8,6 @@ import numpy.typing as npt
 
 from tandem.data.reader import PictureReader
 from tandem.training.run_spec import RunSpec
-from tandem.training.sample_predictions import Scores, softmax
 
 MOST = 5  # classes of a picture
 
@@ -43,18 +42,17 @@ class PredictionCollector:
         self._reader = PictureReader(spec.validation)
         self._parts: list[Predictions] = []
 
-    def add(self, indices: npt.NDArray[np.int64], scores: Scores) -> None:
+    def add(self, indices: npt.NDArray[np.int64], probabilities: npt.NDArray[np.float64]) -> None:
         """Add a minibatch.
 
         Parameters
         ----------
         indices : int64 (picture,)
             In the data set.
-        scores : float (at least as many, class)
-            Outputs before the softmax.
+        probabilities : float64 (at least as many, class)
         """
         rows = np.arange(len(indices))
-        probabilities = softmax(scores[: len(indices)])
+        probabilities = probabilities[: len(indices)]
         labels = self._reader.labels(indices)
         classes = np.argsort(-probabilities, axis=1, kind="stable")[:, :MOST]
         best = probabilities[rows[:, np.newaxis], classes]

@@ -27,6 +27,7 @@ from tandem.training.not_finite import Position, Refusals
 from tandem.training.predictions import PredictionCollector, Predictions
 from tandem.training.reports import Reports
 from tandem.training.run_spec import RunSpec
+from tandem.training.sample_predictions import softmax
 from tandem.training.setup import set_up
 from tandem.training.step_timer import StepTimer
 from tandem.training.steps_ahead import StepsAhead
@@ -240,7 +241,11 @@ class Trainer:
         for step in range(steps):
             self._validate_step(step)
             if collector is not None and len(self.pipeline.indices):
-                collector.add(self.pipeline.indices, self.model.read_scores())
+                if self.spec.crops == 1:
+                    probabilities = softmax(self.model.read_scores())
+                else:
+                    probabilities = self.model.read_probabilities()
+                collector.add(self.pipeline.indices, probabilities)
             if self.reports.samples is not None:
                 self.reports.samples.collect(step, self.model.read_scores)
             self.reports.progress("validation", epoch, step + 1, steps)
@@ -273,7 +278,7 @@ class Trainer:
             if self.spec.crops == 1:
                 self.model.validate(slot, global_rows)
             else:
-                self.model.validate_crop(slot, crop == self.spec.crops - 1, global_rows)
+                self.model.validate_crop(slot, crop, global_rows)
 
     def _finish_epoch(self, epoch: int, record: ValidationRecord) -> bool:
         """Count an epoch, report and save it; whether callbacks end training."""

@@ -13,7 +13,7 @@ import pytest
 from docs.pages import built, included, linked, settings_tables
 from tandem.config.schema import Config, make_config
 from tandem.preprocessing.settings import Settings
-from tandem.validation import parse_yaml
+from tandem.validation import parse_yaml, read_yaml
 from tests.support.pages import (
     EVERY_PAGE,
     PAGES,
@@ -182,6 +182,22 @@ def test_the_readme_names_every_page_in_the_order_of_the_navigation() -> None:
     named = [page or files.get(other) for page, other in listed if page or other in files]
     wanted = [page for pages in navigation().values() for page in pages if "/" not in page]
     assert named == wanted
+
+
+def test_each_guide_has_a_picture_of_its_result() -> None:
+    guides = [page for group, pages in navigation().items() if "Guides" in group for page in pages]
+    assert len(guides) > 20
+    for guide in guides:
+        text = built((ROOT / "docs" / f"{guide}.md").read_text())
+        pictures = re.findall(r"!\[[^]]+\]\(([\w-]+\.\w+)\)", text)
+        assert pictures, guide
+        for picture in pictures:
+            assert (ROOT / "docs" / picture).stat().st_size < 60_000, picture
+
+
+def test_every_terminal_is_on_its_page() -> None:
+    for page in read_yaml(ROOT / "docs" / "terminals.yaml"):
+        assert f"]({page}.svg)" in built((ROOT / "docs" / f"{page}.md").read_text())
 
 
 def test_the_readme_is_short() -> None:

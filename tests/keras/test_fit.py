@@ -2,6 +2,7 @@
 
 import json
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, ClassVar
 
 import numpy as np
@@ -11,6 +12,8 @@ import tandem.keras
 from tandem.errors import InputError
 from tandem.keras.callbacks import MEMORY, Batches, check_callbacks, read_memory, settings_of
 from tandem.keras.distribution import Arguments
+from tandem.launch.status import Status
+from tandem.training.messages import Activity, Stage
 from tests.support.keras_models import keras
 
 pytestmark = pytest.mark.filterwarnings("ignore:__array__ implementation")
@@ -109,6 +112,21 @@ def test_batches_are_reported_with_means_of_the_epoch_so_far() -> None:
     for step, epoch, loss in [(2, 1, 1.0), (4, 1, 3.0), (6, 2, 5.0)]:
         batches.report(TrainRecord(epoch, step, loss, None, 0.1, 1, 0, 0, 0, images=8))
     assert Seen.calls == [(1, 1.0), (3, 2.0), (1, 5.0)]
+
+
+def test_what_is_done_before_the_first_step_is_said(capsys: pytest.CaptureFixture[str]) -> None:
+    status = Status(SimpleNamespace(begun=0.0), clock=lambda: 7.0)  # type: ignore[arg-type]
+    for batches in (Batches(None, 4), Batches(None, 4, status)):
+        batches.report(Stage(Activity.COMPILING_GRADIENT))
+    assert capsys.readouterr().out == "  0.0 s: compiling gradient\n"
+
+
+def test_a_misspelt_loss_is_answered() -> None:
+    misspelt = model()
+    misspelt.compile("sgd", "sparse_crossentropy")
+    tandem.keras.distribute(misspelt, devices=["cpu"])
+    with pytest.raises(InputError, match="did you mean sparse_categorical_crossentropy"):
+        misspelt.fit(X, Y)
 
 
 def test_a_damaged_memory_is_named(tmp_path: Path) -> None:

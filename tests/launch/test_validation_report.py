@@ -4,19 +4,24 @@ import csv
 import json
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
 from tandem.artifacts.metrics_log import ValidationRecord
 from tandem.config.schema import Config
+from tandem.data.dataset import open_split
 from tandem.data.manifest import read_manifest, write_manifest
 from tandem.data.reader import PictureReader
 from tandem.errors import InputError
 from tandem.launch.prepare import prepare_run
 from tandem.launch.validation_report import Report, check_reportable, write_report
+from tandem.memory import RowType
+from tandem.preprocessing.arrays import write_arrays
 from tandem.training.predictions import PredictionCollector, Predictions
 from tandem.training.run_spec import RunSpec
+from tandem.training.sample_predictions import softmax
 from tests.support.browser import assert_self_contained
 from tests.support.runs import train
 from tests.support.tiny import prepare, run_program, save_weights
@@ -58,7 +63,7 @@ def found(spec: RunSpec, scores: np.ndarray) -> Predictions:
         collector = PredictionCollector(spec)
         for start in range(rank, 23, 8):
             indices = np.arange(start, min(start + 8, 23), 2)
-            collector.add(indices, np.vstack([scores[indices], np.full((2, 3), np.nan)]))
+            collector.add(indices, softmax(np.vstack([scores[indices], np.full((2, 3), np.nan)])))
         parts.append(collector.taken())
     return Predictions.joined([part for part in parts if part is not None])
 
@@ -128,17 +133,42 @@ def test_the_page_needs_nothing_else(spec: RunSpec, found: Predictions, tmp_path
 
 
 def test_what_cannot_be_reported_is_refused(spec: RunSpec) -> None:
-    check_reportable(spec)
-    with pytest.raises(InputError, match="report: found ten_crops too"):
-        check_reportable(replace(spec, crops=10))
-    with pytest.raises(InputError, match="report: found rows of arrays"):
-        check_reportable(replace(spec, wnids=None))
+    check_reportable(replace(spec, crops=10))
+    numbers = replace(spec.validation, target=RowType("float32", (3,)))
+    with pytest.raises(InputError, match=r"report: found targets float32 \(3,\), expected the num"):
+        check_reportable(replace(spec, validation=numbers))
+
+
+@pytest.mark.parametrize(
+    ("shape", "dtype", "pictures"),
+    [((6, 5), np.uint8, 4), ((6, 5, 3), np.uint8, 4), ((6, 5, 2), np.uint8, 2), ((7,), "f4", 2)],
+)
+def test_rows_of_arrays_are_drawn_or_listed(
+    spec: RunSpec, found: Predictions, tmp_path: Path, shape: Any, dtype: Any, pictures: int
+) -> None:
+    """Those that are pictures are on sheets, others by their numbers."""
+    data, labels = tmp_path / "data", labels_of(spec)
+    x = np.random.default_rng(5).integers(0, 255, (23, *shape)).astype(dtype)
+    manifest = write_arrays(data, None, (x, labels), ("$cat$", "<script>", "b"))
+    rows = open_split(manifest, data, "val", data / "labels")
+    config = spec.config.model_copy(update={"data_folder": str(data)})
+    spec = replace(spec, validation=rows, config=config, wnids=manifest.wnids)
+    write_report(tmp_path, spec, ValidationRecord(3, 20, 0.5, 0.25, 0.0, 23, crops=10), found)
+    page = (tmp_path / "report.html").read_text()
+    assert page.count("<img ") == pictures
+    assert "23 rows of " in page
+    assert "averaged over 10 crops of each" in page
+    with (tmp_path / "pictures.csv").open(newline="") as file:
+        assert [row["picture"] for row in csv.DictReader(file)] == [*map(str, range(23))]
 
 
 @pytest.mark.slow
-def test_two_trainers_report_what_they_validate(data: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize("crops", [[], ["--ten_crops"]])
+def test_two_trainers_report_what_they_validate(
+    data: Path, tmp_path: Path, crops: list[str]
+) -> None:
     run = train(data, tmp_path / "run", batch_size=6)
-    report = ["--report", str(tmp_path / "report"), "--batch_size", "3"]
+    report = ["--report", str(tmp_path / "report"), "--batch_size", "3", *crops]
     result = run_program("validate.py", ["--weights", str(run), *report, "--devices", "cpu", "cpu"])
     assert result.returncode == 0, result.stderr
     found = json.loads(result.stdout)

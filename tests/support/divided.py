@@ -144,13 +144,13 @@ class Together:
         """Validate a minibatch, by one crop of each picture or by several."""
         global_rows = rows if len(self.groups) > 1 else None
         for number, each in enumerate(whole):
-            slots, is_last = self.slots(each, rows), number == len(whole) - 1
+            slots = self.slots(each, rows)
 
-            def call(rank: int, slots: list[Slot] = slots, is_last: bool = is_last) -> None:
+            def call(rank: int, slots: list[Slot] = slots, number: int = number) -> None:
                 if len(whole) == 1:
                     self.models[rank].validate(slots[rank], global_rows)
                 else:
-                    self.models[rank].validate_crop(slots[rank], is_last, global_rows)
+                    self.models[rank].validate_crop(slots[rank], number, global_rows)
 
             self.all(call)
 

@@ -109,10 +109,10 @@ def test_crops_are_averaged_before_they_are_judged() -> None:
             loss = -np.log(averages[row, label])
             errors = {"top1_errors": int(better >= 1), "top5_errors": int(better >= 5)}
             expected += Sums(1, loss, errors)
-        for slot in slots[:-1]:
-            model.validate_crop(slot, last=False)
-        assert model.read_sums("validation") == ZERO
-        model.validate_crop(slots[-1], last=True)
+        for crop, slot in enumerate(slots):
+            assert model.read_sums("validation") == ZERO
+            model.validate_crop(slot, crop)
+        np.testing.assert_allclose(model.read_probabilities(), averages, rtol=1e-12)
         found += model.take_sums("validation")
     assert found.loss == pytest.approx(expected.loss, rel=1e-12)
     assert replace(found, loss=0.0) == replace(expected, loss=0.0)
