@@ -151,7 +151,7 @@ class Pool(Collectives):
         if self._team is not None and self._team.is_open:
             self._check_process()
             raise RuntimeError("the pool is open: close it first")
-        if multiprocessing.current_process().daemon:
+        if multiprocessing.current_process().daemon or RankTeam.is_worker:
             raise RuntimeError("a worker process can't have workers of its own")
         group = join() if is_rank() else None
         if group is None:

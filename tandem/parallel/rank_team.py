@@ -16,7 +16,7 @@ import sys
 import threading
 import time
 from collections.abc import Mapping, Sequence
-from typing import Any, NoReturn
+from typing import Any, ClassVar, NoReturn
 
 import numpy as np
 
@@ -30,10 +30,12 @@ from tandem.parallel.messages import Answer, ArrayLocation, Close, Fault, Publis
 from tandem.parallel.rank_messages import Messenger, part_of
 from tandem.parallel.team import Team
 from tandem.parallel.worker import Link, RankSettings, work
+from tandem.processes.child import show_name
 from tandem.processes.heartbeat import BEAT_SECONDS, HeartbeatMonitor
 
 log = logging.getLogger(__name__)
 
+_FEW_BYTES = 4096  # of a result that travels without NumPy's pickling
 _EXIT_SECONDS = 0.5  # for what has killed a rank to be reported by its starter first
 
 
@@ -95,6 +97,7 @@ class RankTeam(Team):
     """
 
     sees_memory = False
+    is_worker: ClassVar[bool] = False  # whether this process is one of them, not the master
     _is_made = False
 
     @classmethod
@@ -116,8 +119,12 @@ class RankTeam(Team):
         self._heartbeat = _heartbeat(group, group.rank, timeout)
         atexit.register(self._leave)
 
-    def result(self, rank: int, place: np.ndarray) -> np.ndarray:
-        return place if place.flags.writeable else place.copy()
+    def result(self, rank: int, place: Any) -> np.ndarray:
+        if isinstance(place, tuple):
+            dtype, shape, data = place
+            return np.frombuffer(bytearray(data), dtype).reshape(shape)
+        array: np.ndarray = place if place.flags.writeable else place.copy()
+        return array
 
     def _send(self, task: Task) -> None:
         self._task, size = task, self._group.size
@@ -162,6 +169,8 @@ class RankTeam(Team):
 
 def serve_master(settings: RankSettings, group: RankGroup, master: int, timeout: float) -> NoReturn:
     """Do what the master asks for until it closes the pool and ends; then end this process."""
+    RankTeam.is_worker = True
+    show_name(f"worker {group.rank}")
     link = RankLink(Messenger(group), master)
     heartbeat = _heartbeat(group, master, timeout)
     if threading.current_thread() is threading.main_thread():
@@ -195,7 +204,13 @@ class RankLink(Link):
         self._messenger.send({self._master: answer})
 
     def stored(self, results: Sequence[Any]) -> tuple[Any, ...]:
-        return tuple(results)
+        # NumPy's pickles of small arrays would take as long as the rest of the answer.
+        return tuple(
+            (value.dtype.str, value.shape, value.tobytes())
+            if value is not None and value.nbytes < _FEW_BYTES
+            else value
+            for value in results
+        )
 
     def published(self, rank: Any, task: Publish) -> Answer:
         if task.rank not in (None, rank.number):

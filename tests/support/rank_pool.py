@@ -1,13 +1,16 @@
-"""Tests of a pool, on one of ranks: mpirun -n 2 python -m tests.support.rank_pool MASTER FILES...
+"""Tests of a pool, on one of ranks: mpirun -n 2 python -m tests.support.rank_pool 0 NPZ TESTS...
 
-The master executes pytest; the other ranks compute what the tests ask for.
+The number is the master's, who executes pytest; the other ranks compute what the tests ask for. The
+results of `parallel_work` are written into a file, unless it is "-".
 """
 
 import sys
 
+import numpy as np
 import pytest
 
 from tandem.parallel import Pool
+from tests.support import parallel_work
 
 NAMES = {(2, 0): "two", (3, 1): "three"}  # of the fixtures, by ranks and the master
 
@@ -24,13 +27,15 @@ class RankPool:
     def _takes(self, item: pytest.Item) -> bool:
         callspec = getattr(item, "callspec", None)
         given = callspec.params.get("pool") if callspec else None
-        names = set(getattr(item, "fixturenames", ())) & {"one", *NAMES.values()}
+        names = set(getattr(item, "fixturenames", ())) & {"one", "simulated", *NAMES.values()}
         return (names | {given}) - {None} == {self.name}
 
 
 def main() -> int:
-    master, *arguments = sys.argv[1:]
+    master, file, *arguments = sys.argv[1:]
     with Pool(use_gpu=False, threads=1, master_rank=int(master)) as pool:
+        if file != "-":
+            np.savez(file, **parallel_work.compute(pool), **parallel_work.exchange(pool))
         options = ["-q", "-p", "no:cacheprovider", "-p", "no:xdist", "-m", ""]
         return int(pytest.main([*options, *arguments], plugins=[RankPool(pool)]))
 
