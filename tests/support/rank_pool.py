@@ -1,9 +1,11 @@
 """Tests of a pool, on one of ranks: mpirun -n 2 python -m tests.support.rank_pool 0 NPZ TESTS...
 
 The number is the master's, who executes pytest; the other ranks compute what the tests ask for. The
-results of `parallel_work` are written into a file, unless it is "-".
+results of `parallel_work` are written into a file, unless it is "-"; of simulated GPUs, if its name
+ends in "gpus.npz".
 """
 
+import contextlib
 import sys
 
 import numpy as np
@@ -11,6 +13,7 @@ import pytest
 
 from tandem.parallel import Pool
 from tests.support import parallel_work
+from tests.support.simulated_pool import simulated_gpus
 
 NAMES = {(2, 0): "two", (3, 1): "three"}  # of the fixtures, by ranks and the master
 
@@ -33,7 +36,9 @@ class RankPool:
 
 def main() -> int:
     master, file, *arguments = sys.argv[1:]
-    with Pool(use_gpu=False, threads=1, master_rank=int(master)) as pool:
+    on_gpus = file.endswith("gpus.npz")
+    context = simulated_gpus(2) if on_gpus else contextlib.nullcontext()
+    with context, Pool(use_gpu=on_gpus, threads=1, master_rank=int(master)) as pool:
         if file != "-":
             np.savez(file, **parallel_work.compute(pool), **parallel_work.exchange(pool))
         options = ["-q", "-p", "no:cacheprovider", "-p", "no:xdist", "-m", ""]
