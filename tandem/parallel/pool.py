@@ -413,8 +413,10 @@ class Pool(Collectives):
         """Raise RuntimeError unless this process and thread may use the pool now."""
         self._check_process()
         if self._team is None or not self._team.is_open:
+            again = "fork() starts it again, start() one of your own"
+            is_over = self._team is not None and not self._team.sees_memory
             raise RuntimeError(
-                "the pool is closed; fork() starts it again, start() one of your own"
+                f"the pool is closed; {'its ranks have ended' if is_over else again}"
             )
         if threading.get_ident() != self._thread:
             raise RuntimeError("a pool is used by one thread, the one that has started it")

@@ -68,13 +68,13 @@ def test_ranks_compute_the_bits_of_processes(by: Starter, two: Pool, tmp_path: P
 
 @slow
 def test_three_ranks_compute_the_bits_of_processes(three: Pool, tmp_path: Path) -> None:
-    run(3, *RANK_POOL, "1", str(tmp_path / "found.npz"), "tests/parallel/test_selection.py")
+    run(3, *RANK_POOL, "1", str(tmp_path / "found.npz"))
     assert_same_bits(tmp_path / "found.npz", three)
 
 
 @slow
 def test_ranks_on_gpus_compute_the_bits_of_processes(two: Pool, tmp_path: Path) -> None:
-    run(2, *RANK_POOL, "0", str(tmp_path / "gpus.npz"), "tests/parallel/test_selection.py")
+    run(2, *RANK_POOL, "0", str(tmp_path / "gpus.npz"))
     assert_same_bits(tmp_path / "gpus.npz", two)
 
 
@@ -103,6 +103,11 @@ def test_the_examples_print_what_processes_do(by: Starter, example: str) -> None
     assert run(2, "-m", f"examples.{example}", by=by) == alone
 
 
+@slow
+def test_the_benchmark_of_an_empty_call_prints_its_times() -> None:
+    assert "empty call: least" in run(2, "-m", "benchmarks.parallel_ranks")
+
+
 # What can't be had
 
 
@@ -113,6 +118,7 @@ with pytest.raises(ValueError, match="3 ranks are asked for, and .* has started 
 with pytest.raises(ValueError, match="1 ranks are asked for"):
     synk.fork(devices=["cpu"])
 synk.fork(2, use_gpu=False, threads=1)
+f = synk.function([])
 with pytest.raises(RuntimeError, match="the pool is open"):
     synk.fork()
 with pytest.raises(RuntimeError, match="are one pool, which has been made"):
@@ -120,6 +126,8 @@ with pytest.raises(RuntimeError, match="are one pool, which has been made"):
 synk.close()
 with pytest.raises(RuntimeError, match="are one pool, which has been made"):
     synk.fork(2)
+with pytest.raises(RuntimeError, match="the pool is closed; its ranks have ended"):
+    f()
 print("refused")
 """
 
@@ -203,7 +211,7 @@ def test_two_machines_compute_the_bits_of_processes(by: Starter, two: Pool, tmp_
     need_ranks()
     if reason := missing_for_two_machines():
         pytest.skip(reason)
-    words = [*RANK_POOL, "0", str(tmp_path / "found.npz"), "tests/parallel/test_selection.py"]
+    words = [*RANK_POOL, "0", str(tmp_path / "found.npz")]
     environment = {**os.environ, "PYTHONPATH": python_path(), "GLOO_SOCKET_IFNAME": CABLE}
     with two_machines() as pair:
         before = pair.sent(0)

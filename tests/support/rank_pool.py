@@ -1,4 +1,4 @@
-"""Tests of a pool, on one of ranks: mpirun -n 2 python -m tests.support.rank_pool 0 NPZ TESTS...
+"""Tests of a pool, on one of ranks: mpirun -n 2 python -m tests.support.rank_pool 0 NPZ [TESTS]
 
 The number is the master's, who executes pytest; the other ranks compute what the tests ask for. The
 results of `parallel_work` are written into a file, unless it is "-"; of simulated GPUs, if its name
@@ -41,6 +41,8 @@ def main() -> int:
     with context, Pool(use_gpu=on_gpus, threads=1, master_rank=int(master)) as pool:
         if file != "-":
             np.savez(file, **parallel_work.compute(pool), **parallel_work.exchange(pool))
+        if not arguments:
+            return 0
         options = ["-q", "-p", "no:cacheprovider", "-p", "no:xdist", "-m", ""]
         return int(pytest.main([*options, *arguments], plugins=[RankPool(pool)]))
 
