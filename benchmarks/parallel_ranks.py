@@ -5,13 +5,13 @@
 Both in the same processes, one after the other, since the other ranks end with the pool.
 """
 
+import argparse
 import statistics
 import time
 from collections.abc import Callable
 from typing import Any
 
 import numpy as np
-from mpi4py import MPI
 
 import tandem.parallel as synk
 from tandem.parallel.messages import Answer, Call
@@ -31,6 +31,13 @@ def microseconds(call: Callable[[], Any]) -> list[float]:
 
 
 def main() -> None:
+    """Print the times."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.parse_args()
+    from mpi4py import MPI
+
     world = MPI.COMM_WORLD
     messages = [(Call(0, (), (), None, None, 1, (0,)), [])] * world.size if not world.rank else None
     answer = Answer((np.float32(1)[...],), {}, 1e-6, 1e-6)

@@ -30,7 +30,7 @@ from tests.support.tiny import ROOT, python_path
 slow = pytest.mark.slow
 both = pytest.mark.parametrize("by", ["mpirun", pytest.param("torchrun", marks=slow)])
 RANK_POOL = ("-m", "tests.support.rank_pool")
-CENTRAL = "test_values_are_reduced or test_every_output_op or test_every_kind_of_batch_s"
+CENTRAL = "test_every_output_op or test_values_are_gathered"
 
 
 @pytest.fixture(autouse=True)
