@@ -22,6 +22,7 @@ DIVIDED: dict[str, tuple[int, list[str]]] = {
     "ranks": (4, ["tests/test_ranks.py"]),
     "placement": (2, ["tests/placement"]),
     "parallel": (2, ["tests/parallel"]),
+    "rank-pools": (2, ["tests/parallel/test_ranks.py"]),
     "shares": (1, ["tests/distributed/test_shares.py"]),
     "divided": (2, ["tests/test_divided_runs.py"]),
     "norm": (2, ["tests/test_batch_norm_runs.py"]),

@@ -30,6 +30,7 @@ VARIABLES = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 
 _AGENT = "TORCHELASTIC_RUN_ID"  # that torchrun itself is the starter
 _JOIN_TIMEOUT = timedelta(minutes=5)
+_MOST_BYTES = 1 << 40  # of a message: no rank sends more
 _PAUSE_SECONDS = 0.02  # between looks at the store
 _TIMEOUT = timedelta(days=365)  # no step is too slow; dead ranks are found by heartbeats
 
@@ -196,6 +197,20 @@ class GlooGroup(RankGroup):
         arrays = [buffer.array(nbytes, np.uint8) for buffer in buffers]
         self.barrier()  # the paths are valid until the descriptors here are closed
         return arrays
+
+    def send_bytes(self, sent: Sequence[tuple[int, np.ndarray]]) -> None:
+        for rank, vector in sent:
+            self._move({}, {rank: np.array([vector.size])})
+            self._move({}, {rank: vector})
+
+    def receive_bytes(self, rank: int) -> np.ndarray:
+        size = np.empty(1, np.int64)
+        self._move({rank: size}, {})
+        if not 0 <= size[0] <= _MOST_BYTES:
+            raise PeerLost(f"found a message of {size[0]} bytes, expected up to {_MOST_BYTES}")
+        vector = np.empty(size[0], np.uint8)
+        self._move({rank: vector}, {})
+        return vector
 
     def beat(self, rank: int) -> None:
         if self._heartbeat is None:

@@ -166,6 +166,17 @@ class RankGroup(Group):
     def beats(self) -> set[int]:
         """Return the ranks whose heartbeats have come since the last call. Raises as `beat`."""
 
+    @abstractmethod
+    def send_bytes(self, sent: Sequence[tuple[int, np.ndarray]]) -> None:
+        """Send ranks vectors, uint8 (n,), in this order; return when these may be changed.
+
+        Not collective. A rank receives one after another, and no group operation in between.
+        """
+
+    @abstractmethod
+    def receive_bytes(self, rank: int) -> np.ndarray:
+        """Receive the next vector that a rank sends by `send_bytes`, however late it comes."""
+
 
 _NUMPY = {"_reconstruct", "scalar", "_frombuffer", "dtype", "ndarray"}
 _OTHERS = {"builtins.complex", "builtins.slice", "pathlib.PosixPath", "_codecs.encode"}

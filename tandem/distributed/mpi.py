@@ -33,6 +33,7 @@ Slurm's comes last: an mpirun in a job starts its own helpers by srun.
 _SPIN_SECONDS = 0.0005  # before a wait begins to pause
 _FLUSH_SECONDS = 0.5  # for a message to get through before all is killed
 _PAUSE_SECONDS = 0.001  # the longest pause
+_BYTES_TAG = 1  # of messages between two ranks; all others have 0
 
 
 def is_started_by_mpi() -> bool:
@@ -183,6 +184,25 @@ class MpiGroup(RankGroup):
         self._do(self._comm.Irecv, (vector, status.source), 0.0)  # its bytes are moving
         return int(status.source)
 
+    def send_bytes(self, sent: Sequence[tuple[int, np.ndarray]]) -> None:
+        requests = [self._comm.Isend(vector, rank, _BYTES_TAG) for rank, vector in sent]
+        try:
+            while not self._mpi.Request.Testall(requests):
+                os.sched_yield()
+        except self._mpi.Exception as error:
+            raise self._lost(error) from error
+
+    def receive_bytes(self, rank: int) -> np.ndarray:
+        status, waiting = self._mpi.Status(), _Wait(_PAUSE_SECONDS)
+        try:
+            while (message := self._comm.Improbe(rank, _BYTES_TAG, status)) is None:
+                waiting.pause()
+        except self._mpi.Exception as error:
+            raise self._lost(error) from error
+        vector = np.empty(status.Get_count(self._mpi.BYTE), np.uint8)
+        self._do(message.Irecv, (vector,), 0.0)  # its bytes are moving
+        return vector
+
     def beat(self, rank: int) -> None:
         self._comm.Isend([None, 0, self._mpi.BYTE], rank).Free()
 
@@ -218,18 +238,28 @@ class MpiGroup(RankGroup):
 
     def _do(self, begin: Callable[..., Any], arguments: Sequence[Any], pause: float) -> None:
         try:
-            request, begun = begin(*arguments), time.perf_counter()
+            request, waiting = begin(*arguments), _Wait(pause)
             while not request.Test():
-                waited = time.perf_counter() - begun
-                if pause and waited > _SPIN_SECONDS:
-                    time.sleep(min(waited / 8, pause))
-                else:
-                    os.sched_yield()
+                waiting.pause()
         except self._mpi.Exception as error:
             raise self._lost(error) from error
 
     def _lost(self, error: Exception) -> PeerLost:
         return PeerLost(f"trainer {self.rank} lost the others: {error}")
+
+
+class _Wait:
+    """Lets others have the core between two tests; from a moment on by pauses, up to `longest`."""
+
+    def __init__(self, longest: float) -> None:
+        self._longest, self._begun = longest, time.perf_counter()
+
+    def pause(self) -> None:
+        waited = time.perf_counter() - self._begun
+        if self._longest and waited > _SPIN_SECONDS:
+            time.sleep(min(waited / 8, self._longest))
+        else:
+            os.sched_yield()
 
 
 def _wait_for_stream(tensor: Any) -> None:

@@ -16,14 +16,14 @@ from tandem.parallel.local_function import Share
 from tandem.parallel.messages import ArrayLocation, Call, Rows
 from tandem.parallel.registry import axes, label
 from tandem.parallel.selection import Batch, Selection, is_same, select_local, select_many
-from tandem.parallel.team import PoolWorkers
+from tandem.parallel.team import Team
 from tandem.split import edges
 from tandem.validation import refuse_masked
 
 if TYPE_CHECKING:
     from tandem.parallel.pool import Pool
 
-Reserve = Callable[[PoolWorkers, Sequence[tuple[tuple[int, ...], np.dtype]]], list[ArrayLocation]]
+Reserve = Callable[[Team, Sequence[tuple[tuple[int, ...], np.dtype]]], list[ArrayLocation]]
 
 
 @dataclass(frozen=True)
@@ -42,7 +42,7 @@ class Arguments:
         local = None if self.local is None else self.local[rank]
         return Share(rank, ranks, self.rows, self.counts, local, self.slices, self.outputs)
 
-    def pack(self, function: int, team: PoolWorkers, reserve: Reserve) -> Call:
+    def pack(self, function: int, team: Team, reserve: Reserve) -> Call:
         """Put the inputs where workers see them, and make the message of the call.
 
         Of an array only the selected rows are copied. `reserve` gives places for arrays of given

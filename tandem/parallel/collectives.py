@@ -13,7 +13,7 @@ from tandem.parallel.messages import Open, Put, Reduce, Vector
 from tandem.parallel.registry import axes, label
 from tandem.parallel.residents import reduced
 from tandem.parallel.selection import Batch, select
-from tandem.parallel.team import PoolWorkers
+from tandem.parallel.team import Team
 from tandem.parallel.transfers import Transfers
 from tandem.validation import refuse_masked
 
@@ -239,8 +239,11 @@ class Collectives(Transfers):
         self.registry.clear_rows(numbers)  # also where the rest fails
         in_place = [number for number in numbers if self._is_reduced_in_place(team, number, op)]
         staged = [number for number in numbers if number not in in_place]
+        alone = [] if team.sees_memory else staged  # each rank has its own
+        staged = staged if team.sees_memory else []
         published = dict(zip(staged, self._publish(team, staged), strict=True))
         vectors = [Vector(self.registry.extents[number], shares[number]) for number in in_place]
+        vectors += [Vector(number, shares[number]) for number in alone]
         vectors += [Vector(where, shares[number]) for number, where in published.items()]
         self._run(team, Reduce(tuple(vectors), op))
         if staged:
@@ -252,7 +255,7 @@ class Collectives(Transfers):
 
     # Helpers
 
-    def _is_reduced_in_place(self, team: PoolWorkers, number: int, op: str) -> bool:
+    def _is_reduced_in_place(self, team: Team, number: int, op: str) -> bool:
         """Return whether a variable is reduced where it lies; others go through staging memory."""
         extent, residents = self.registry.extents.get(number), self.rank.residents
         if extent is None:

@@ -15,7 +15,7 @@ from tandem.parallel.local_function import LocalFunction, Share, partial_weights
 from tandem.parallel.messages import Answer
 from tandem.parallel.registry import label
 from tandem.parallel.selection import Batch
-from tandem.parallel.team import PoolWorkers
+from tandem.parallel.team import Team
 
 if TYPE_CHECKING:
     from tandem.parallel.pool import Pool
@@ -208,7 +208,7 @@ class Function:
 
     def _reduced(
         self,
-        team: PoolWorkers,
+        team: Team,
         own: Sequence[np.ndarray] | None,
         answers: Mapping[int, Answer],
         share: Share,
@@ -230,11 +230,7 @@ class Function:
                     continue
                 places = answers[rank].results
                 if places is not None:
-                    place = places[i]
-                    assert place is not None
-                    result = team.results[rank].array(place.shape, place.dtype, place.offset)
-                    # The next answer overwrites it.
-                    fold.add(result.copy(), is_own=True)
+                    fold.add(team.result(rank, places[i]), is_own=True)
             results.append(np.asarray(fold.value()))
         return results
 
@@ -244,7 +240,7 @@ class Function:
         self.times.straggler += waited
         self.times.calls += 1
 
-    def _record_shapes(self, team: PoolWorkers) -> None:
+    def _record_shapes(self, team: Team) -> None:
         """Remember the shapes that a call has given to variables of the workers."""
         for rank, answer in team.answers.items():
             if isinstance(answer, Answer):

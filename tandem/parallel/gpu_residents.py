@@ -1,22 +1,22 @@
 """Resident variables in the memory of GPUs, averaged and summed from GPU to GPU."""
 
-import contextlib
 import logging
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
-from tandem.distributed import LocalGroup, PeerLost
+from tandem.distributed import LocalGroup
 from tandem.distributed.gpu_kernel import MOST_TRAINERS, Kernel
+from tandem.distributed.group import RankGroup
 from tandem.distributed.peer_to_peer import PeerToPeerAllReduce, PeerVectors, WaitingBarrier
 from tandem.errors import InputError
 from tandem.memory.cuda import CudaBuffer
 from tandem.memory.flat import ALIGNMENT
 from tandem.parallel.gpu import RankGpu
 from tandem.parallel.messages import Extent
-from tandem.parallel.residents import Residents
+from tandem.parallel.residents import Residents, met
 
 log = logging.getLogger(__name__)
 
@@ -44,6 +44,7 @@ class CudaResidents(Residents):
     An average or a sum of float32 or float64 is work of the GPUs; other reductions, and all where
     the system does not permit processes to share a GPU's memory, go through the host. A rank waits
     for its own GPU before it meets the others, so no GPU ever waits for a process, which may end.
+    Ranks of mpirun or torchrun reduce by messages of the host.
     """
 
     is_seen = False
@@ -56,8 +57,11 @@ class CudaResidents(Residents):
         self._kernels: dict[np.dtype, Kernel] = {}
         self._opened: dict[int, _Opened | None] = {}  # by block; None: they can't be
 
-    def join(self, access: LocalGroup, rank: int) -> None:
-        self._group = access
+    def join(self, access: LocalGroup | RankGroup, rank: int) -> None:
+        if isinstance(access, RankGroup):
+            self.ranks = access
+        else:
+            self._group = access
         self._gpu.enter()
 
     def allocate(self, nbytes: int, dtype: np.dtype) -> tuple[int, int]:
@@ -90,16 +94,17 @@ class CudaResidents(Residents):
     # Reductions
 
     def is_open(self, extent: Extent, op: str) -> bool:
-        return self._size == 1 or not _is_averaged(extent, op) or extent.block in self._opened
+        is_done = self._size == 1 or not _is_averaged(extent, op)
+        return is_done or extent.block in self._opened
 
     def reduces(self, extent: Extent, op: str) -> bool:
         if self._size == 1:
-            return True
+            return self._group is not None
         return _is_averaged(extent, op) and self._opened.get(extent.block) is not None
 
     def open(self, extent: Extent) -> None:
         if extent.block not in self._opened:
-            with _met():
+            with met():
                 opened, refused = self._try_to_open(extent)
             if not self._opened:
                 how = f"by way of the host: {refused}" if refused else "from GPU to GPU"
@@ -144,7 +149,7 @@ class CudaResidents(Residents):
             return
         first = extent.offset // np.dtype(extent.dtype).itemsize
         size = int(np.prod(extent.shape, dtype=np.int64))
-        with _met():
+        with met():
             opened.all_reduce.of(slice(first, first + size)).average(None, shares)
 
     # The end
@@ -173,7 +178,7 @@ class CudaResidents(Residents):
 
     @property
     def _size(self) -> int:
-        return self._joined.size
+        return 1 if self._group is None else self._group.size
 
 
 def _is_averaged(extent: Extent, op: str) -> bool:
@@ -184,18 +189,3 @@ def _is_averaged(extent: Extent, op: str) -> bool:
 def _first(group: LocalGroup, refused: str) -> str:
     """The first text that a rank gives, if any does. Collective."""
     return next(filter(None, group.all_gather_object(refused)), "")
-
-
-@contextlib.contextmanager
-def _met() -> Iterator[None]:
-    """Context of work in which ranks wait for each other: one that fails has to end.
-
-    Otherwise the others would wait for ever.
-    """
-    try:
-        yield
-    except PeerLost:
-        raise
-    except Exception as error:
-        log.exception("failed while other ranks waited")
-        raise PeerLost(f"this rank has failed while others waited for it: {error}") from error

@@ -1,7 +1,8 @@
 """Messages of the master to the workers, one for a call, and their answers.
 
 A message is the same for all workers: each finds its own part by its rank. Arrays are not in it but
-where they lie, in memory that all ranks see.
+where they lie, in memory that all ranks see. Ranks of mpirun or torchrun see none: each gets its
+part of a message, with the arrays, see `rank_messages`.
 """
 
 from collections.abc import Mapping
@@ -100,9 +101,10 @@ class Publish(NamedTuple):
 
 
 class Vector(NamedTuple):
-    """A vector of each rank, where all ranks see it."""
+    """A vector of each rank, where all ranks see it or each has its own."""
 
-    where: tuple[ArrayLocation, ...] | Extent  # places by rank, or an extent of every rank's memory
+    # Places by rank, an extent of every rank's memory, or the number of a variable.
+    where: tuple[ArrayLocation, ...] | Extent | int
     shares: tuple[float, ...]  # weights by rank; one of weight 0 is not read
 
 
@@ -144,8 +146,8 @@ class Message(NamedTuple):
 class Answer(NamedTuple):
     """A task is done."""
 
-    # Of a call: where each result lies in the worker's own memory; None: this rank had no rows.
-    results: tuple[ArrayLocation | None, ...] | None = None
+    # Of a call: each result, or where it lies in the worker's own memory; None: there were no rows.
+    results: tuple[Any, ...] | None = None
     shapes: Mapping[int, tuple[int, ...]] = {}  # of private variables whose shape has changed
     excerpt: float = 0.0  # seconds: of taking rows
     function: float = 0.0  # seconds: of computing

@@ -28,9 +28,17 @@ from tandem.parallel.function import Function
 from tandem.parallel.gpu import gpu_of
 from tandem.parallel.messages import Define, Extent, Release, SentVariable
 from tandem.parallel.rank import open_rank
+from tandem.parallel.rank_team import (
+    RankTeam,
+    choose_rank_devices,
+    is_rank,
+    join,
+    serve_master,
+    share_cores,
+)
 from tandem.parallel.registry import Registry
 from tandem.parallel.residents import Access
-from tandem.parallel.team import PoolWorkers, WorkerLost
+from tandem.parallel.team import PoolWorkers, Team, WorkerLost
 from tandem.parallel.waiting import SPIN_SECONDS
 from tandem.parallel.worker import RankSettings
 from tandem.validation import unmasked
@@ -107,7 +115,7 @@ class Pool(Collectives):
         self._function_numbers = itertools.count()
         self._memory = HostBuffer.create(0, "residents")  # the master's
         self._device = ""  # the master's
-        self._team: PoolWorkers | None = None
+        self._team: Team | None = None
         self._pid = os.getpid()
         self.start(
             n_parallel,
@@ -143,9 +151,14 @@ class Pool(Collectives):
         if self._team is not None and self._team.is_open:
             self._check_process()
             raise RuntimeError("the pool is open: close it first")
-        if multiprocessing.current_process().daemon:
+        if multiprocessing.current_process().daemon or RankTeam.is_worker:
             raise RuntimeError("a worker process can't have workers of its own")
-        chosen = choose_devices(n_parallel, use_gpu, devices)
+        group = join() if is_rank() else None
+        if group is None:
+            chosen = choose_devices(n_parallel, use_gpu, devices)
+        else:
+            RankTeam.check_none(group)
+            chosen = choose_rank_devices(group, n_parallel, use_gpu, devices)
         check_numbers(len(chosen), master_rank, threads, timeout)
         self.ranks, self.master_rank = len(chosen), master_rank
         former, device = None, chosen[master_rank]
@@ -158,19 +171,27 @@ class Pool(Collectives):
                 f"{self._device}: make another pool"
             )
         cores = len(available_cores())
+        each = cores // self.ranks if group is None else share_cores(group)
         settings = [
             RankSettings(
                 rank,
                 self.ranks,
                 gpu_of(name),
-                threads or max(1, cores // self.ranks),
+                threads or max(1, each),
                 precision,
                 SPIN_SECONDS if self.ranks <= cores else 0.0,
                 f"worker_{rank}.prof" if profile_workers else None,
             )
             for rank, name in enumerate(chosen)
         ]
-        access, buffers = self._make_access(is_host=device == "cpu"), SharedBuffers()
+        if group is not None and group.rank != master_rank:
+            serve_master(settings[group.rank], group, master_rank, timeout)
+        buffers = SharedBuffers()
+        access: Sequence[Any] = [group] * self.ranks
+        if group is None:
+            access = self._make_access(is_host=device == "cpu")
+        else:
+            self._team = RankTeam(group, buffers, timeout)
         self.rank = open_rank(settings[master_rank], access[master_rank], buffers, former)
         self._device = device
         self.rank.variables = self.registry.variables
@@ -178,7 +199,8 @@ class Pool(Collectives):
         for function in self._functions.values():
             function.local.forget(self.rank.gpu)
         try:
-            self._team = PoolWorkers(settings, master_rank, access, buffers, timeout)
+            if group is None:
+                self._team = PoolWorkers(settings, master_rank, access, buffers, timeout)
         except BaseException:
             self.rank.residents.leave()
             raise
@@ -347,7 +369,7 @@ class Pool(Collectives):
         """
         self._distribute(self._idle_team(), list(self._functions.values()))
 
-    def _distribute(self, team: PoolWorkers, needed: Sequence[Function]) -> None:
+    def _distribute(self, team: Team, needed: Sequence[Function]) -> None:
         variables = [n for n in self.registry.variables if n not in self._sent_variables]
         functions = [f for f in needed if f.number not in self._sent_functions]
         if not variables and not functions:
@@ -391,8 +413,10 @@ class Pool(Collectives):
         """Raise RuntimeError unless this process and thread may use the pool now."""
         self._check_process()
         if self._team is None or not self._team.is_open:
+            again = "fork() starts it again, start() one of your own"
+            is_over = self._team is not None and not self._team.sees_memory
             raise RuntimeError(
-                "the pool is closed; fork() starts it again, start() one of your own"
+                f"the pool is closed; {'its ranks have ended' if is_over else again}"
             )
         if threading.get_ident() != self._thread:
             raise RuntimeError("a pool is used by one thread, the one that has started it")
@@ -403,7 +427,7 @@ class Pool(Collectives):
                 "this pool is of another process, from which this one was forked: use it there"
             )
 
-    def opened(self, function: Function | None = None) -> PoolWorkers:
+    def opened(self, function: Function | None = None) -> Team:
         """Return the workers, which have a function and all variables.
 
         Raises RuntimeError if the pool is closed, or in the middle of a call.
@@ -414,7 +438,7 @@ class Pool(Collectives):
             self._distribute(team, [] if function is None else [function])
         return team
 
-    def _idle_team(self) -> PoolWorkers:
+    def _idle_team(self) -> Team:
         self.check_open()
         assert self._team is not None
         if self._team.is_busy:

@@ -10,6 +10,7 @@ import pytensor
 from pytensor.compile.mode import Mode
 from pytensor.compile.sharedvalue import SharedVariable
 
+from tandem.distributed.group import RankGroup
 from tandem.parallel.buffers import ReceivedBuffers, SharedBuffers
 from tandem.parallel.description import Description, Update
 from tandem.parallel.fold import Fold
@@ -28,7 +29,14 @@ from tandem.parallel.messages import (
     Rows,
     SentVariable,
 )
-from tandem.parallel.residents import Access, HostResidents, Residents, reduce_shard
+from tandem.parallel.residents import (
+    Access,
+    HostResidents,
+    RankResidents,
+    Residents,
+    ShardedReduction,
+    reduce_shard,
+)
 from tandem.parallel.selection import Selection
 from tandem.parallel.worker import RankSettings
 from tandem.split import edges
@@ -105,7 +113,8 @@ class Rank:
         )
         if self.gpu is not None:
             for place in task.inputs:
-                self.gpu.lock(self.buffers.buffer(place.buffer))
+                if (buffer := self.buffers.buffer(place.buffer)) is not None:
+                    self.gpu.lock(buffer)
         inputs = [self.array(place) for place in task.inputs]
         return self.functions[task.function].run(inputs, share)
 
@@ -135,6 +144,12 @@ class Rank:
         for vector in task.vectors:
             if isinstance(vector.where, Extent):
                 self.residents.reduce(vector.where, task.op, vector.shares)
+            elif isinstance(vector.where, int):
+                variable = self.variables[vector.where]
+                value = np.array(variable.get_value(borrow=True), order="C")
+                flat = value.reshape(-1)
+                ShardedReduction(self.residents.ranks, flat).reduce(flat, task.op, vector.shares)
+                variable.set_value(value, borrow=True)
             else:
                 vectors = [self.array(place).reshape(-1) for place in vector.where]
                 reduce_shard(vectors, task.op, vector.shares, self.number)
@@ -178,7 +193,9 @@ def open_rank(
         raise ValueError(f"precision is {settings.precision!r}; it can be {', '.join(known)}")
     set_threads(settings.threads)
     keep_freed_memory()  # results of kernels
-    residents, gpu = (former.residents, former.gpu) if former else _open_memory(settings.gpu)
+    residents, gpu = (
+        (former.residents, former.gpu) if former else _open_memory(settings.gpu, access)
+    )
     residents.join(access, settings.rank)
     mode = partial(
         device_mode,
@@ -189,9 +206,9 @@ def open_rank(
     return Rank(settings.rank, settings.ranks, residents, mode, buffers, gpu)
 
 
-def _open_memory(gpu: Gpu | None) -> tuple[Residents, RankGpu | None]:
+def _open_memory(gpu: Gpu | None, access: Access) -> tuple[Residents, RankGpu | None]:
     if gpu is None:
-        return HostResidents(), None
+        return RankResidents() if isinstance(access, RankGroup) else HostResidents(), None
     from tandem.parallel.gpu_residents import CudaResidents
 
     opened = RankGpu(gpu)

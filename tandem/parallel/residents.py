@@ -1,29 +1,38 @@
 """Resident variables: the same extent of every rank's memory, which all ranks see."""
 
+import contextlib
+import logging
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any, ClassVar
 
 import numpy as np
 
-from tandem.distributed import LocalGroup
-from tandem.distributed.allreduce import shard
+from tandem.distributed import LocalGroup, PeerLost
+from tandem.distributed.allreduce import ShardedAllReduce, shard
+from tandem.distributed.group import RankGroup
 from tandem.distributed.shares import weights_and_divisor
 from tandem.memory import HostBuffer
 from tandem.memory.flat import ALIGNMENT
 from tandem.parallel.fold import Fold
 from tandem.parallel.messages import Extent
 
+log = logging.getLogger(__name__)
+
 LEAST_MEMORY = 1 << 20  # bytes of a rank's first memory
 
-Access = Sequence[HostBuffer] | LocalGroup
-"""The memory that a rank is given: that of all, or the group in which that of GPUs is opened."""
+Access = Sequence[HostBuffer] | LocalGroup | RankGroup
+"""The memory that a rank is given: that of all, or the group in which that of GPUs is opened.
+
+Ranks of mpirun or torchrun have their group, and memory of their own.
+"""
 
 
 class Residents(ABC):
     """The memory of a pool's resident variables, as one rank has it."""
 
     is_seen: ClassVar[bool]  # whether each rank reads and writes all ranks' values where they lie
+    ranks: RankGroup  # of mpirun or torchrun
 
     @abstractmethod
     def join(self, access: Any, rank: int) -> None:
@@ -120,6 +129,53 @@ class HostResidents(Residents):
         reduce_shard(vectors, op, shares, self._rank)
 
 
+class RankResidents(HostResidents):
+    """Resident variables of a rank of mpirun or torchrun, in memory of its own."""
+
+    is_seen = False
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._buffers = [HostBuffer.create(0, "residents")]
+        self._reductions: dict[Extent, ShardedReduction] = {}
+
+    def join(self, access: Any, rank: int) -> None:
+        self.ranks = access
+
+    @property
+    def blocks(self) -> tuple[int, ...]:
+        return (self._buffers[0].nbytes,)
+
+    def extend(self, blocks: Sequence[int]) -> None:
+        self._buffers[0].resize(blocks[0])
+
+    def reduce(self, extent: Extent, op: str, shares: Sequence[float]) -> None:
+        vector = self.value(extent, 0).reshape(-1)
+        if extent not in self._reductions:
+            self._reductions[extent] = ShardedReduction(self.ranks, vector)
+        self._reductions[extent].reduce(vector, op, shares)
+
+
+class ShardedReduction(ShardedAllReduce):
+    """Reductions of every kind, with the bits of `reduce_shard`."""
+
+    def reduce(self, vector: np.ndarray, op: str, shares: Sequence[float]) -> None:
+        """Replace every rank's vector by the reduction of all."""
+        with met():
+            if op in ("avg", "sum") and vector.dtype in (np.float32, np.float64):
+                self.average(vector, shares)
+            else:
+                self._reduce(vector, op, shares)
+
+    def _reduce(self, vector: np.ndarray, op: str, shares: Sequence[float]) -> None:
+        group, nbytes = self._group, vector.dtype.itemsize
+        parts = [slice(part.start * nbytes, part.stop * nbytes) for part in self._parts]
+        # As bytes: MPI does not know every dtype.
+        group.all_to_all(vector.view(np.uint8), self._received.view(np.uint8), parts)
+        vector[self._own] = reduced(self._received, op, shares)
+        group.all_gather(vector.view(np.uint8), parts)
+
+
 def reduce_shard(
     vectors: Sequence[np.ndarray], op: str, shares: Sequence[float], rank: int
 ) -> None:
@@ -160,3 +216,18 @@ def reduced(
         if weight > 0:
             fold.add(value, weight)
     return np.array(fold.value())
+
+
+@contextlib.contextmanager
+def met() -> Iterator[None]:
+    """Context of work in which ranks wait for each other: one that fails has to end.
+
+    Otherwise the others would wait for ever.
+    """
+    try:
+        yield
+    except PeerLost:
+        raise
+    except Exception as error:
+        log.exception("failed while other ranks waited")
+        raise PeerLost(f"this rank has failed while others waited for it: {error}") from error

@@ -1,4 +1,4 @@
-"""The worker processes of a pool: one message out and one answer back for each task."""
+"""The workers of a pool: one message out and one answer back for each task."""
 
 import atexit
 import contextlib
@@ -6,15 +6,18 @@ import logging
 import os
 import pickle
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from multiprocessing import reduction
 from multiprocessing.connection import Connection
-from typing import TypeVar
+from typing import Any, ClassVar, TypeVar
+
+import numpy as np
 
 from tandem.distributed import LocalGroup, PeerLost
 from tandem.memory import HostBuffer
 from tandem.parallel.buffers import SharedBuffers
-from tandem.parallel.messages import Answer, Close, Fault, Message, Task
+from tandem.parallel.messages import Answer, ArrayLocation, Close, Fault, Message, Task
 from tandem.parallel.residents import Access
 from tandem.parallel.waiting import Waiter
 from tandem.parallel.worker import RankSettings, serve
@@ -31,55 +34,16 @@ class WorkerLost(RuntimeError):
     """A worker process has ended, or gave no sign of life and was ended. The pool is closed."""
 
 
-class PoolWorkers:
-    """Worker processes, and the messages between them and the master.
+class Team(ABC):
+    """The workers of a pool, as the master sends them tasks and has their answers."""
 
-    Whatever ends a worker breaks its pipe, so that no wait is longer than the life of the workers;
-    a watchdog ends those that give no sign of life.
-    """
+    sees_memory: ClassVar[bool]  # whether workers read and write the master's `buffers`
 
-    def __init__(
-        self,
-        settings: Sequence[RankSettings],
-        master: int,
-        access: Sequence[Access],
-        buffers: SharedBuffers,
-        timeout: float,
-    ) -> None:
-        self.buffers, self.is_busy = buffers, False
+    def __init__(self, buffers: SharedBuffers) -> None:
+        self.buffers, self.is_busy, self.is_open = buffers, False, True
         self.waited = 0.0  # seconds: between the master's own work on the last task and all answers
         self.answers: Mapping[int, Answer | Fault] = {}  # to the last task, also if it has failed
-        self.results = {s.rank: HostBuffer.create(0, "results") for s in settings}
-        self._pid, self.is_open = os.getpid(), True
-        self._pipes: dict[int, tuple[int, Connection]] = {}
-        others = [s for s in settings if s.rank != master]
-        self._closing = contextlib.ExitStack()
-        self._pool = self._closing.enter_context(
-            WorkerPool([f"worker {s.rank}" for s in others], timeout)
-        )
-        # Before any worker is started: multiprocessing would wait for one that nobody has ended.
-        atexit.register(self.close)
-        try:
-            senders = []
-            for each in others:
-                memory = access[each.rank], self.results[each.rank]
-                name = f"worker {each.rank}"
-                senders.append(self._pool.start(name, serve, each, *memory))
-                if isinstance(memory[0], LocalGroup):  # whose ends are the worker's alone
-                    memory[0].close()
-            for sender in senders:  # its settings are a worker's first message
-                sender.join()
-        except BaseException:
-            self.close(kill=True)
-            raise
-        self._watchdog = Watchdog(self._pool)
-        self._watchdog.start()
-        self._pipes = {
-            handle.connection.fileno(): (each.rank, handle.connection)
-            for each, handle in zip(others, self._pool.handles, strict=True)
-        }
-        self._repeated: tuple[Task | None, bytes] = None, b""  # the last message, if it may be
-        self._waiter = Waiter(self._pipes, settings[master].spin)
+        self._pid = os.getpid()
 
     def run(
         self, task: Task | None, own: Callable[[], Own], updated: Sequence[str] = ()
@@ -113,7 +77,7 @@ class PoolWorkers:
             self.waited = time.perf_counter() - began
         except (ConnectionError, PeerLost) as broken:
             # Not TimeoutError, which a handler of the user may raise.
-            raise self._lost() from broken
+            raise self._lost(broken) from broken
         except BaseException:
             self.close(kill=True)
             raise
@@ -131,6 +95,79 @@ class PoolWorkers:
             raise error
         return result, answers  # type: ignore[return-value]
 
+    @abstractmethod
+    def result(self, rank: int, place: Any) -> np.ndarray:
+        """Return a worker's result by its place in the answer; the caller may change it."""
+
+    @abstractmethod
+    def close(self, kill: bool = False) -> None:
+        """End all workers; at once, where they may be in the middle of a task."""
+
+    @abstractmethod
+    def _send(self, task: Task) -> None: ...
+
+    @abstractmethod
+    def _answers(self) -> dict[int, Answer | Fault]:
+        """Receive an answer from every worker; raise OSError or PeerLost when one has ended."""
+
+    @abstractmethod
+    def _lost(self, error: Exception) -> "WorkerLost":
+        """Close the pool, and find out which worker has ended, and how."""
+
+
+class PoolWorkers(Team):
+    """Worker processes, and the messages between them and the master.
+
+    Whatever ends a worker breaks its pipe, so that no wait is longer than the life of the workers;
+    a watchdog ends those that give no sign of life.
+    """
+
+    sees_memory = True
+
+    def __init__(
+        self,
+        settings: Sequence[RankSettings],
+        master: int,
+        access: Sequence[Access],
+        buffers: SharedBuffers,
+        timeout: float,
+    ) -> None:
+        super().__init__(buffers)
+        self._results = {s.rank: HostBuffer.create(0, "results") for s in settings}
+        self._pipes: dict[int, tuple[int, Connection]] = {}
+        others = [s for s in settings if s.rank != master]
+        self._closing = contextlib.ExitStack()
+        self._pool = self._closing.enter_context(
+            WorkerPool([f"worker {s.rank}" for s in others], timeout)
+        )
+        # Before any worker is started: multiprocessing would wait for one that nobody has ended.
+        atexit.register(self.close)
+        try:
+            senders = []
+            for each in others:
+                memory = access[each.rank], self._results[each.rank]
+                name = f"worker {each.rank}"
+                senders.append(self._pool.start(name, serve, each, *memory))
+                if isinstance(memory[0], LocalGroup):  # whose ends are the worker's alone
+                    memory[0].close()
+            for sender in senders:  # its settings are a worker's first message
+                sender.join()
+        except BaseException:
+            self.close(kill=True)
+            raise
+        self._watchdog = Watchdog(self._pool)
+        self._watchdog.start()
+        self._pipes = {
+            handle.connection.fileno(): (each.rank, handle.connection)
+            for each, handle in zip(others, self._pool.handles, strict=True)
+        }
+        self._repeated: tuple[Task | None, bytes] = None, b""  # the last message, if it may be
+        self._waiter = Waiter(self._pipes, settings[master].spin)
+
+    def result(self, rank: int, place: ArrayLocation) -> np.ndarray:
+        # The next answer overwrites it.
+        return self._results[rank].array(place.shape, np.dtype(place.dtype), place.offset).copy()
+
     def _send(self, task: Task) -> None:
         new, dropped = self.buffers.changes()
         if new or dropped or task != self._repeated[0]:
@@ -144,7 +181,6 @@ class PoolWorkers:
                 reduction.send_handle(connection, buffer.fileno(), None)
 
     def _answers(self) -> dict[int, Answer | Fault]:
-        """Receive an answer from every worker; raise OSError when one has ended."""
         answers: dict[int, Answer | Fault] = {}
         while len(answers) < len(self._pipes):
             for descriptor in self._waiter.wait():
@@ -155,14 +191,12 @@ class PoolWorkers:
                     raise BrokenPipeError(str(error)) from error
         return answers
 
-    def _lost(self) -> WorkerLost:
-        """Close the pool, and find out which worker has ended, and how."""
+    def _lost(self, error: Exception) -> WorkerLost:
         cause = find_end(self._pool, self._watchdog.killed)
         self.close(kill=True)
         return WorkerLost(f"{cause.who} {cause.message}")
 
     def close(self, kill: bool = False) -> None:
-        """End all workers; at once, where they may be in the middle of a task."""
         if not self.is_open or os.getpid() != self._pid:
             return
         self.is_open = False

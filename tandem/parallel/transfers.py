@@ -12,7 +12,7 @@ from tandem.parallel.data import Data
 from tandem.parallel.messages import ArrayLocation, Open, Publish, Put, Reduce, Release
 from tandem.parallel.rank import Rank
 from tandem.parallel.registry import Registry, Shape, label
-from tandem.parallel.team import PoolWorkers
+from tandem.parallel.team import Team
 from tandem.split import edges
 
 _ALIGNMENT = 256  # bytes
@@ -28,10 +28,10 @@ class Transfers(ABC):
     staging: HostBuffer  # for values on their way
 
     @abstractmethod
-    def opened(self) -> PoolWorkers:
+    def opened(self) -> Team:
         """Return the workers, which have all functions and variables; RuntimeError if closed."""
 
-    def _run(self, team: PoolWorkers, task: Put | Publish | Reduce | Open | Release) -> None:
+    def _run(self, team: Team, task: Put | Publish | Reduce | Open | Release) -> None:
         team.run(task, lambda: self.rank.do(task))
 
     def _is_seen(self, number: int) -> bool:
@@ -40,7 +40,7 @@ class Transfers(ABC):
 
     def _put(
         self,
-        team: PoolWorkers,
+        team: Team,
         numbers: Sequence[int],
         values: Sequence[Any],
         scattered: bool = False,
@@ -83,7 +83,7 @@ class Transfers(ABC):
                 f"{label(variable)} has the shape {lengths}; a value has the shape {shape}"
             )
 
-    def _staged(self, team: PoolWorkers, values: Sequence[Any]) -> tuple[ArrayLocation, ...]:
+    def _staged(self, team: Team, values: Sequence[Any]) -> tuple[ArrayLocation, ...]:
         """Put values where all ranks see them; `Data` is there already."""
         arrays = [value for value in values if not isinstance(value, Data)]
         areas = iter(self.reserve(team, [(array.shape, array.dtype) for array in arrays]))
@@ -96,9 +96,7 @@ class Transfers(ABC):
                 team.buffers.array(places[-1])[...] = value
         return tuple(places)
 
-    def reserve(
-        self, team: PoolWorkers, kinds: Sequence[tuple[Shape, np.dtype]]
-    ) -> list[ArrayLocation]:
+    def reserve(self, team: Team, kinds: Sequence[tuple[Shape, np.dtype]]) -> list[ArrayLocation]:
         """Reserve staging memory for arrays of such shapes and dtypes."""
         places, end, number = [], 0, team.buffers.number(self.staging)
         for shape, dtype in kinds:
@@ -110,7 +108,7 @@ class Transfers(ABC):
         return places
 
     def _publish(
-        self, team: PoolWorkers, numbers: Sequence[int], only: int | None = None
+        self, team: Team, numbers: Sequence[int], only: int | None = None
     ) -> list[tuple[ArrayLocation, ...]]:
         """Have ranks write variables where all see them; places by variable, then rank."""
         if not numbers:
@@ -128,7 +126,7 @@ class Transfers(ABC):
         return by_variable
 
     def _published(
-        self, team: PoolWorkers, numbers: Sequence[int], only: int | None = None
+        self, team: Team, numbers: Sequence[int], only: int | None = None
     ) -> list[list[np.ndarray]]:
         """Values by variable, then rank, where they lie: of all ranks, or only one that is read."""
         unseen = [number for number in numbers if not self._is_seen(number)]

@@ -5,6 +5,7 @@ import cProfile
 import os
 import pickle
 import traceback
+from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from multiprocessing import reduction
@@ -34,7 +35,6 @@ from tandem.processes.messages import Finished, describe
 
 if TYPE_CHECKING:
     from tandem.backend import Precision
-    from tandem.parallel.fold import Fold
     from tandem.parallel.gpu import Gpu
     from tandem.parallel.rank import Rank
     from tandem.parallel.residents import Access
@@ -62,48 +62,56 @@ def serve(
     master: Connection,
 ) -> None:
     """Work until the master closes the pool or is gone."""
+    try:
+        work(settings, access, PipeLink(results, master, settings.spin))
+    except PeerLost:
+        # Another has ended. So does whoever waits for this one in turn.
+        raise SystemExit(1) from None
+
+
+def work(settings: RankSettings, access: "Access", link: "Link") -> None:
+    """Do what comes by a link until the master closes the pool or is gone."""
     with _profiled(settings.profile):
-        _Worker(settings, access, results, master).work()
+        _Worker(settings, access, link).work()
 
 
-class _Worker:
-    def __init__(
-        self,
-        settings: RankSettings,
-        access: "Access",
-        results: HostBuffer,
-        master: Connection,
-    ) -> None:
-        self._settings, self._access = settings, access
+class Link(ABC):
+    """The way of a worker's tasks and answers; where the master is gone, it ends the process."""
+
+    buffers: Any  # the arrays of the last task, by their places
+
+    @abstractmethod
+    def receive(self) -> Task:
+        """Wait for a task."""
+
+    @abstractmethod
+    def send(self, answer: Answer | Fault) -> None:
+        """Answer it."""
+
+    @abstractmethod
+    def stored(self, results: Sequence[Any]) -> tuple[Any, ...]:
+        """Return what the answer of a call has of its results, arrays or None."""
+
+    def published(self, rank: "Rank", task: Publish) -> Answer:
+        """Let the master have variables."""
+        rank.do(task)
+        return Answer()
+
+    @abstractmethod
+    def finish(self) -> None:
+        """Tell the master of this worker's end."""
+
+
+class PipeLink(Link):
+    """A pipe to the master, with whom memory is shared."""
+
+    def __init__(self, results: HostBuffer, master: Connection, spin: float) -> None:
         self._results, self._master = results, master
-        self._waiter = Waiter([master.fileno()], settings.spin)
-        self._buffers = ReceivedBuffers()
+        self._waiter = Waiter([master.fileno()], spin)
+        self.buffers = ReceivedBuffers()
         self._repeated: tuple[bytes, Task] = b"", Close()  # the last message, which may come again
-        self._rank: Rank | None = None
 
-    def work(self) -> None:
-        while True:
-            task = self._receive()
-            if isinstance(task, Close):
-                if self._rank is not None:
-                    self._rank.residents.leave()
-                with contextlib.suppress(OSError):
-                    self._master.send(Finished())
-                return
-            try:
-                answer: Answer | Fault = self._do(task)
-            except PeerLost:
-                # Another has ended. So does whoever waits for this one in turn.
-                raise SystemExit(1) from None
-            except Exception as error:
-                answer = fault_of(error)
-            try:
-                self._master.send_bytes(pickle.dumps(answer))
-            except OSError:
-                raise SystemExit(1) from None  # the master is gone
-
-    def _receive(self) -> Task:
-        """Receive a message, and what it says of memory."""
+    def receive(self) -> Task:
         self._waiter.wait()
         try:
             data = self._master.recv_bytes()
@@ -113,44 +121,25 @@ class _Worker:
             for number in message.new:
                 descriptor = reduction.recv_handle(self._master)
                 os.set_inheritable(descriptor, False)
-                self._buffers.add(number, HostBuffer(descriptor, "parallel"))
+                self.buffers.add(number, HostBuffer(descriptor, "parallel"))
         except (EOFError, OSError):
             raise SystemExit(1) from None  # the master is gone
         for number in message.dropped:
-            self._buffers.drop(number)
+            self.buffers.drop(number)
         if not message.new and not message.dropped:
             self._repeated = data, message.task
         return message.task
 
-    def _do(self, task: Task) -> Answer:
-        if self._rank is None:
-            from tandem.parallel.rank import open_rank
+    def send(self, answer: Answer | Fault) -> None:
+        try:
+            self._master.send_bytes(pickle.dumps(answer))
+        except OSError:
+            raise SystemExit(1) from None  # the master is gone
 
-            self._rank = open_rank(self._settings, self._access, self._buffers)
-        rank = self._rank
-        match task:
-            case Define():
-                rank.define(task)
-            case Call():
-                return self._call(rank, task)
-            case Put() | Publish() | Reduce() | Open() | Release():
-                rank.do(task)
-        return Answer()
-
-    def _call(self, rank: "Rank", task: Call) -> Answer:
-        folds = rank.call(task)
-        function = rank.functions[task.function]
-        results = None if folds is None else self._written(rank, folds)
-        # Last: from then on the master is taken to know them.
-        shapes = rank.changed_shapes(function.description.updates)
-        return Answer(results, shapes, function.excerpt, function.function)
-
-    def _written(self, rank: "Rank", folds: "Sequence[Fold]") -> tuple[ArrayLocation | None, ...]:
-        """Write results where the master sees them."""
-        values = rank.as_arrays([None if fold.op is None else fold.value() for fold in folds])
+    def stored(self, results: Sequence[Any]) -> tuple[ArrayLocation | None, ...]:
         places: list[ArrayLocation | None] = []
         end = 0
-        for value in values:
+        for value in results:
             if value is None:
                 places.append(None)
                 continue
@@ -158,10 +147,64 @@ class _Worker:
             end += -(-value.nbytes // _ALIGNMENT) * _ALIGNMENT
         if end > self._results.nbytes:
             self._results.resize(end)
-        for value, place in zip(values, places, strict=True):
+        for value, place in zip(results, places, strict=True):
             if value is not None and place is not None:
                 self._results.array(place.shape, value.dtype, place.offset)[...] = value
         return tuple(places)
+
+    def finish(self) -> None:
+        with contextlib.suppress(OSError):
+            self._master.send(Finished())
+
+
+class _Worker:
+    def __init__(self, settings: RankSettings, access: "Access", link: Link) -> None:
+        self._settings, self._access, self._link = settings, access, link
+        self._rank: Rank | None = None
+
+    def work(self) -> None:
+        while True:
+            task = self._link.receive()
+            if isinstance(task, Close):
+                if self._rank is not None:
+                    self._rank.residents.leave()
+                self._link.finish()
+                return
+            try:
+                answer: Answer | Fault = self._do(task)
+            except PeerLost:
+                raise  # of which the master is not told: nobody hears anybody
+            except Exception as error:
+                answer = fault_of(error)
+            self._link.send(answer)
+
+    def _do(self, task: Task) -> Answer:
+        if self._rank is None:
+            from tandem.parallel.rank import open_rank
+
+            self._rank = open_rank(self._settings, self._access, self._link.buffers)
+        rank = self._rank
+        match task:
+            case Define():
+                rank.define(task)
+            case Call():
+                return self._call(rank, task)
+            case Publish():
+                return self._link.published(rank, task)
+            case Put() | Reduce() | Open() | Release():
+                rank.do(task)
+        return Answer()
+
+    def _call(self, rank: "Rank", task: Call) -> Answer:
+        folds = rank.call(task)
+        function = rank.functions[task.function]
+        results = None
+        if folds is not None:
+            values = rank.as_arrays([None if fold.op is None else fold.value() for fold in folds])
+            results = self._link.stored(values)
+        # Last: from then on the master is taken to know them.
+        shapes = rank.changed_shapes(function.description.updates)
+        return Answer(results, shapes, function.excerpt, function.function)
 
 
 def fault_of(error: Exception) -> Fault:

@@ -15,23 +15,34 @@ def _interpreted() -> Iterator[None]:
         yield
 
 
-@pytest.fixture(scope="session")
-def one() -> Iterator[Pool]:
-    with Pool(1, use_gpu=False, threads=1) as pool:
+def _pool(request: pytest.FixtureRequest, ranks: int, master: int = 0) -> Iterator[Pool]:
+    """Make a pool of processes, or take that of `tests.support.rank_pool`."""
+    started = next(filter(is_rank_pool, request.config.pluginmanager.get_plugins()), None)
+    if started is not None:
+        yield started.pool
+        return
+    with Pool(ranks, use_gpu=False, threads=1, master_rank=master) as pool:
         yield pool
 
 
-@pytest.fixture(scope="session")
-def two() -> Iterator[Pool]:
-    with Pool(2, use_gpu=False, threads=1) as pool:
-        yield pool
+def is_rank_pool(plugin: object) -> bool:
+    return type(plugin).__name__ == "RankPool"
 
 
 @pytest.fixture(scope="session")
-def three() -> Iterator[Pool]:
+def one(request: pytest.FixtureRequest) -> Iterator[Pool]:
+    yield from _pool(request, 1)
+
+
+@pytest.fixture(scope="session")
+def two(request: pytest.FixtureRequest) -> Iterator[Pool]:
+    yield from _pool(request, 2)
+
+
+@pytest.fixture(scope="session")
+def three(request: pytest.FixtureRequest) -> Iterator[Pool]:
     """The master is not the first rank."""
-    with Pool(3, use_gpu=False, threads=1, master_rank=1) as pool:
-        yield pool
+    yield from _pool(request, 3, master=1)
 
 
 @pytest.fixture(params=["one", "two", pytest.param("three", marks=pytest.mark.slow)])

@@ -15,12 +15,14 @@ import pytensor.tensor as pt
 from pytensor.graph.basic import Apply, Variable
 from pytensor.graph.op import Op
 
+from tandem.parallel.rank_team import RankTeam
+
 FAULT = 13.0
 """The value at which the Ops of this module fail."""
 
 
 def is_worker() -> bool:
-    return bool(multiprocessing.current_process().daemon)
+    return bool(multiprocessing.current_process().daemon) or RankTeam.is_worker
 
 
 class NotPicklable(Exception):

@@ -1,0 +1,284 @@
+"""A pool whose ranks mpirun or torchrun has started, on one machine or several.
+
+Every rank executes the same script, up to where the pool is made. There the master goes on, and the
+others do what it asks for, until it closes the pool; then they end. No memory is shared: each rank
+is sent its rows of a call, and answers with its results.
+"""
+
+import atexit
+import contextlib
+import functools
+import logging
+import multiprocessing
+import os
+import signal
+import sys
+import threading
+import time
+from collections.abc import Mapping, Sequence
+from typing import Any, ClassVar, NoReturn
+
+import numpy as np
+
+from tandem.config.hardware import available_cores
+from tandem.distributed import PeerLost, gloo, mpi
+from tandem.distributed.group import RankGroup
+from tandem.errors import InputError
+from tandem.parallel.buffers import SharedBuffers
+from tandem.parallel.devices import choose_devices
+from tandem.parallel.messages import Answer, ArrayLocation, Close, Fault, Publish, Task
+from tandem.parallel.rank_messages import Messenger, part_of
+from tandem.parallel.team import Team
+from tandem.parallel.worker import Link, RankSettings, work
+from tandem.processes.child import show_name
+from tandem.processes.heartbeat import BEAT_SECONDS, HeartbeatMonitor
+
+log = logging.getLogger(__name__)
+
+_FEW_BYTES = 4096  # of a result that travels without NumPy's pickling
+_EXIT_SECONDS = 0.5  # for what has killed a rank to be reported by its starter first
+
+
+def is_rank() -> bool:
+    """Return whether mpirun or torchrun has started this process, and no child has inherited it."""
+    is_child = multiprocessing.parent_process() is not None
+    return not is_child and (gloo.is_started_by_torchrun() or mpi.is_started_by_mpi())
+
+
+@functools.cache  # a process joins once
+def join() -> RankGroup:
+    """Join the ranks that were started together; raise InputError where that is impossible."""
+    return gloo.join() if gloo.is_started_by_torchrun() else mpi.join()
+
+
+def choose_rank_devices(
+    group: RankGroup, ranks: int | None, use_gpu: bool | None, devices: Sequence[str] | None
+) -> list[str]:
+    """Choose the device of each rank, as `choose_devices` does it on one machine. Collective.
+
+    Raises InputError, TypeError or ValueError at all ranks.
+    """
+    given = ranks if devices is None or isinstance(devices, str) else len(devices)
+    if given not in (None, group.size):
+        raise ValueError(
+            f"{given} ranks are asked for, and {group.starter} has started {group.size}: start as "
+            "many, or leave the number out"
+        )
+    here, reason, own = group.local, "", ""
+    try:
+        if devices is None:
+            own = choose_devices(here.size, use_gpu, None)[here.rank]
+        else:
+            choose_devices(ranks, use_gpu, ["cpu"] if isinstance(devices, str) else None)
+            own = choose_devices(1, use_gpu, [devices[group.rank]])[0]
+    except InputError as error:
+        reason = str(error)
+    every = group.all_gather_object((own, reason))
+    for rank, (_, refused) in enumerate(every):
+        if refused:
+            raise InputError(f"rank {rank}: {refused}")
+    chosen = [device for device, _ in every]
+    if len({device == "cpu" for device in chosen}) > 1:
+        raise InputError(f"devices are {', '.join(chosen)}; either all are GPUs or all cpu")
+    return chosen
+
+
+def share_cores(group: RankGroup) -> int:
+    """Divide the cores of machines among their ranks: what every rank can have. Collective."""
+    leader = group.local.all_gather_object(group.rank)[0]
+    every = group.all_gather_object((leader, available_cores()))
+    return max(1, min(len(cores) // every.count((machine, cores)) for machine, cores in every))
+
+
+class RankTeam(Team):
+    """The other ranks, as the master uses them. Made once, by all ranks together.
+
+    A rank that ends or is silent ends all of them: neither MPI nor gloo goes on without it.
+    """
+
+    sees_memory = False
+    is_worker: ClassVar[bool] = False  # whether this process is one of them, not the master
+    _is_made = False
+
+    @classmethod
+    def check_none(cls, group: RankGroup) -> None:
+        """Raise RuntimeError if this process has had a pool of ranks."""
+        if cls._is_made:
+            raise RuntimeError(
+                f"the ranks that {group.starter} has started are one pool, which has been made; a "
+                "closed one is not started again, since the other ranks end with it"
+            )
+
+    def __init__(self, group: RankGroup, buffers: SharedBuffers, timeout: float) -> None:
+        super().__init__(buffers)
+        RankTeam._is_made = True
+        self._group = group
+        self._task: Task | None = None
+        self._others = [rank for rank in range(group.size) if rank != group.rank]
+        self._messenger = Messenger(group)
+        self._heartbeat = _heartbeat(group, group.rank, timeout)
+        atexit.register(self._leave)
+
+    def result(self, rank: int, place: Any) -> np.ndarray:
+        if isinstance(place, tuple):
+            dtype, shape, data = place
+            return np.frombuffer(bytearray(data), dtype).reshape(shape)
+        array: np.ndarray = place if place.flags.writeable else place.copy()
+        return array
+
+    def _send(self, task: Task) -> None:
+        self._task, size = task, self._group.size
+        self._messenger.send({r: part_of(task, r, size, self.buffers) for r in self._others})
+
+    def _answers(self) -> dict[int, Answer | Fault]:
+        answers = {}
+        for rank in self._others:
+            try:
+                answer = answers[rank] = self._messenger.receive(rank)
+            except PeerLost as error:
+                raise PeerLost(f"worker {rank} has ended: {error}") from error
+            if isinstance(self._task, Publish) and isinstance(answer, Answer):
+                for places, value in zip(self._task.places, answer.results or (), strict=False):
+                    self.buffers.array(places[rank])[...] = value
+        return answers
+
+    def _lost(self, error: Exception) -> NoReturn:
+        time.sleep(_EXIT_SECONDS)
+        _abort(self._group, str(error))
+
+    def close(self, kill: bool = False) -> None:
+        if not self.is_open or os.getpid() != self._pid:
+            return
+        self.is_open = False
+        if kill:
+            log.error("the pool is in the middle of a task", exc_info=True)
+            is_interrupt = isinstance(sys.exc_info()[1], KeyboardInterrupt)
+            self._group.abort(130 if is_interrupt else 1)
+        with contextlib.suppress(PeerLost):
+            self._messenger.send({rank: (Close(), []) for rank in self._others})
+
+    def _leave(self) -> None:
+        """Let the others end, who wait for it: MPI's own end takes a core of who waits."""
+        if os.getpid() != self._pid:
+            return
+        self.close()
+        with contextlib.suppress(PeerLost):
+            self._group.barrier()
+        self._heartbeat.stop()
+
+
+def serve_master(settings: RankSettings, group: RankGroup, master: int, timeout: float) -> NoReturn:
+    """Do what the master asks for until it closes the pool and ends; then end this process."""
+    RankTeam.is_worker = True
+    show_name(f"worker {group.rank}")
+    link = RankLink(Messenger(group), master)
+    heartbeat = _heartbeat(group, master, timeout)
+    if threading.current_thread() is threading.main_thread():
+        signal.signal(signal.SIGINT, signal.SIG_IGN)  # the master decides
+    try:
+        work(settings, group, link)
+    except PeerLost as error:
+        _abort(group, str(error))
+    except BaseException:
+        log.exception("worker %d failed", group.rank)
+        _abort(group, f"worker {group.rank} has failed")
+    with contextlib.suppress(PeerLost):
+        group.barrier()
+    heartbeat.stop()
+    raise SystemExit
+
+
+class RankLink(Link):
+    """The messages between a rank and the master."""
+
+    def __init__(self, messenger: Messenger, master: int) -> None:
+        self._messenger, self._master = messenger, master
+        self.buffers = ReceivedArrays()
+
+    def receive(self) -> Task:
+        task: Task
+        task, self.buffers.arrays = self._messenger.receive(self._master)
+        return task
+
+    def send(self, answer: Answer | Fault) -> None:
+        self._messenger.send({self._master: answer})
+
+    def stored(self, results: Sequence[Any]) -> tuple[Any, ...]:
+        # NumPy's pickles of small arrays would take as long as the rest of the answer.
+        return tuple(
+            (value.dtype.str, value.shape, value.tobytes())
+            if value is not None and value.nbytes < _FEW_BYTES
+            else value
+            for value in results
+        )
+
+    def published(self, rank: Any, task: Publish) -> Answer:
+        if task.rank not in (None, rank.number):
+            return Answer()
+        return Answer(tuple(rank.variables[n].get_value(borrow=True) for n in task.variables))
+
+    def finish(self) -> None:
+        pass
+
+
+class ReceivedArrays:
+    """The arrays of a message, by their numbers."""
+
+    def __init__(self) -> None:
+        self.arrays: Sequence[np.ndarray] = ()
+
+    def array(self, place: ArrayLocation) -> np.ndarray:
+        """Return an array by its place."""
+        return self.arrays[place.buffer]
+
+    def buffer(self, number: int) -> None:
+        """Return None: they lie in no buffer."""
+
+
+class RankHeartbeat(threading.Thread):
+    """Exchanges heartbeats of the master and each other rank; ends the job where one has none.
+
+    The `group` is for this thread alone; `pids` are the process ids of ranks of this machine.
+    """
+
+    def __init__(
+        self, group: RankGroup, master: int, pids: Mapping[int, int], timeout: float
+    ) -> None:
+        super().__init__(name="rank heartbeat", daemon=True)
+        ranks = set(range(group.size)) - {master} if group.rank == master else {master}
+        self._group, self._partners = group, {rank: pids.get(rank) for rank in ranks}
+        self._counters, self._stopped = np.zeros(group.size, np.int64), threading.Event()
+        self._monitor = HeartbeatMonitor(self._counters, timeout, self._partners)
+
+    def run(self) -> None:
+        while not self._stopped.wait(BEAT_SECONDS):
+            try:
+                for rank in self._partners:
+                    self._group.beat(rank)
+                for rank in self._group.beats():
+                    self._counters[rank] += 1
+            except PeerLost as error:
+                _abort(self._group, str(error))
+            for rank, seconds in self._monitor.silent().items():
+                pid = self._partners[rank]
+                if pid is not None and self._group.starter == "torchrun":
+                    # A stopped process hears no SIGTERM, and torchrun would wait for half a minute.
+                    with contextlib.suppress(OSError):
+                        os.kill(pid, signal.SIGKILL)
+                _abort(self._group, f"worker {rank} has given no sign of life for {seconds:.0f} s")
+
+    def stop(self) -> None:
+        self._stopped.set()
+        self.join()
+
+
+def _heartbeat(group: RankGroup, master: int, timeout: float) -> RankHeartbeat:
+    pids = dict(group.local.all_gather_object((group.rank, os.getpid())))
+    heartbeat = RankHeartbeat(group.split(0), master, pids, timeout)
+    heartbeat.start()
+    return heartbeat
+
+
+def _abort(group: RankGroup, reason: str) -> NoReturn:
+    log.error("error: the pool has ended: %s", reason)
+    group.abort(1)
