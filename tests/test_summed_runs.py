@@ -17,7 +17,7 @@ slow = pytest.mark.slow
 CASES: dict[str, dict[str, Any]] = {
     "alexnet": {"rand_colour": 0.1},
     "resnet20": {
-        "network": "tandem.models.resnet:CifarResNet20",
+        "network": "tandem.models.resnet:ResNet20",
         "crop_size": 32,
         "width": 0.25,
         "optimizer": "adam",
