@@ -83,6 +83,9 @@ def test_gradients_are_averaged_in_the_trees_order(trainers: int, are_ranks: boo
         slots = HostSlots((), SlotLayout.of_pictures(ROWS, 2))
         memory = open_host_memory(chosen, slots, group, layout)
         assert memory.vectors.weights["w"].ctypes.data % 4096 == 0
+        partials = most_partials(6 * ROWS, trainers, ROWS)
+        vectors = partials + are_ranks * max(1, partials)  # and what ranks receive
+        assert memory.sums_nbytes == vectors * layout.nbytes
         exchange = make_exchange(chosen, memory, group)
         own, found[group.rank] = memory.vectors.gradients["w"], []
         share = trainer_shares(6 * ROWS, trainers, ROWS)[group.rank]
