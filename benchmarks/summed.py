@@ -2,7 +2,10 @@
 
     python -m benchmarks.summed --groups 4 --rows 128
 
-Processor time of AlexNet's step, one thread, in turn; of noise, without processes or files.
+Processor time of AlexNet's step, one thread, in turn; of noise, without processes or files. On an
+EPYC of Zen 4, not idle, four groups of 128 rows took 1 % less than one pass (medians of two), four
+of 32 rows 20 % more (of three): 3 % are sums, the rest is that each pass transforms the filters and
+multiplies fewer rows.
 """
 
 import argparse
