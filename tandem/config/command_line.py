@@ -91,6 +91,9 @@ _SENTENCES = {
     "eps epsilon": "use adam_epsilon or rmsprop_epsilon",
     "patience": "stop_patience ends training early; lr_patience is that of lr_policy: plateau",
     "global_batch_size": "batch_size counts the images of one trainer",
+    "gradient_accumulation_steps accumulate_grad_batches accum_iter": (
+        "sum_rows is the images of a pass, global_batch those of a step"
+    ),
     "num_classes classes": "the number of classes is that of the manifest in data_folder",
     "world_size rank local_rank dist_url dist_backend multiprocessing_distributed": _RANKS,
     "nnodes nproc_per_node master_addr master_port distributed": _RANKS,

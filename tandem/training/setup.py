@@ -103,7 +103,8 @@ def set_up(spec: RunSpec, arguments: "WorkerArguments") -> TrainingSetup:
         check(0)  # before the loader fills its slots
         model.functions.check = check
     state = _load_weights(spec, network, model)
-    _load_sums(model, state, arguments.rank, spec.trainers)
+    are_common = config.summed_rows is not None
+    _load_sums(model, state, arguments.rank, spec.trainers, are_common)
     exchange = make_exchange(settings, memory, group)
     loader = open_loader(memory, arguments.loader, spec.minibatch_builder())
     pipeline = InputPipeline(minibatch_requests(spec, arguments.rank, state), loader)
@@ -146,7 +147,7 @@ def _nbytes(memory: HostMemory) -> int:
     for vectors in filter(None, (memory.vectors, memory.shards)):
         for arrays in (vectors.weights, vectors.gradients, *vectors.states.values()):
             total += sum(array.nbytes for array in arrays.values())
-    return total
+    return total + memory.sums_nbytes
 
 
 def check_input(network: Network, spec: RunSpec) -> None:
@@ -233,9 +234,16 @@ def _load_weights(spec: RunSpec, network: Network, model: "CompiledNetwork") -> 
     return begin
 
 
-def _load_sums(model: "CompiledNetwork", state: RunState, rank: int, trainers: int) -> None:
-    """Continue the sums of a checkpoint, which another number of trainers may have written."""
+def _load_sums(
+    model: "CompiledNetwork", state: RunState, rank: int, trainers: int, are_common: bool
+) -> None:
+    """Continue the sums of a checkpoint, which another number of trainers may have written.
+
+    With `sum_rows` every trainer has those of all.
+    """
     sums = list(state.pending.sums)
-    if len(sums) != trainers:
+    if are_common:
+        sums = [sum(sums, Sums())] * trainers
+    elif len(sums) != trainers:
         sums = [sum(sums, Sums())] + [Sums()] * (trainers - 1)
     model.put_sums("train", sums[rank])
