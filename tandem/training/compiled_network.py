@@ -193,6 +193,10 @@ class CompiledNetwork:
         """The sums of training or of validation since they were last taken."""
         return self.variables.read_sums(mode)
 
+    def read_last(self) -> Sums:
+        """The sums of the last minibatch whose gradients were computed; an update counts them."""
+        return self.variables.read_last()
+
     def take_sums(self, mode: Mode) -> Sums:
         """Return the sums, and start from zero."""
         sums = self.read_sums(mode)

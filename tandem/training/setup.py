@@ -103,7 +103,7 @@ def set_up(spec: RunSpec, arguments: "WorkerArguments") -> TrainingSetup:
         check(0)  # before the loader fills its slots
         model.functions.check = check
     state = _load_weights(spec, network, model)
-    _load_sums(model, state, arguments.rank, spec.trainers)
+    model.put_sums("train", sums_by_rank(state, spec.trainers)[arguments.rank])
     exchange = make_exchange(settings, memory, group)
     loader = open_loader(memory, arguments.loader, spec.minibatch_builder())
     pipeline = InputPipeline(minibatch_requests(spec, arguments.rank, state), loader)
@@ -233,9 +233,9 @@ def _load_weights(spec: RunSpec, network: Network, model: "CompiledNetwork") -> 
     return begin
 
 
-def _load_sums(model: "CompiledNetwork", state: RunState, rank: int, trainers: int) -> None:
-    """Continue the sums of a checkpoint, which another number of trainers may have written."""
-    sums = list(state.pending.sums)
+def sums_by_rank(state: RunState, trainers: int) -> tuple[Sums, ...]:
+    """The sums of a checkpoint, which another number of trainers may have written."""
+    sums = state.pending.sums
     if len(sums) != trainers:
-        sums = [sum(sums, Sums())] + [Sums()] * (trainers - 1)
-    model.put_sums("train", sums[rank])
+        return (sum(sums, Sums()), *[Sums()] * (trainers - 1))
+    return sums

@@ -156,7 +156,14 @@ class NetworkVariables:
 
     def read_sums(self, mode: Mode) -> Sums:
         """The sums of training or of validation since they were last taken."""
-        found = {name: v.get_value().tolist() for name, v in self.sums[mode].items()}
+        return self._read(self.sums[mode])
+
+    def read_last(self) -> Sums:
+        """The sums of the last minibatch whose gradients were computed."""
+        return self._read(self.last)
+
+    def _read(self, variables: Variables) -> Sums:
+        found = {name: v.get_value().tolist() for name, v in variables.items()}
         images, loss = found.pop("images"), found.pop("loss")
         values = {n: tuple(v) if isinstance(v, list) else v for n, v in found.items()}
         return Sums(images, loss, values)
