@@ -100,18 +100,19 @@ class MpiGroup(RankGroup):
 
     starter: Starter = "mpirun"
 
-    def __init__(self, communicator: Any) -> None:
+    def __init__(self, communicator: Any, lost: list[str] | None = None) -> None:
         super().__init__(communicator.rank, communicator.size)
         self._comm, self._mpi = communicator, _import_mpi()
+        self._lost = [] if lost is None else lost  # see `lose`; one list of all groups of a rank
         self._windows: list[Any] = []
 
     @cached_property
     def local(self) -> "MpiGroup":
         communicator = self._comm.Split_type(self._mpi.COMM_TYPE_SHARED, self.rank)
-        return self._keep(MpiGroup(communicator))
+        return self._keep(MpiGroup(communicator, self._lost))
 
     def split(self, color: int) -> "MpiGroup":
-        return self._keep(MpiGroup(self._comm.Split(color, self.rank)))
+        return self._keep(MpiGroup(self._comm.Split(color, self.rank), self._lost))
 
     def close(self) -> None:
         if not self._comm:  # closed before the group that it was split from
@@ -183,6 +184,9 @@ class MpiGroup(RankGroup):
         self._do(self._comm.Irecv, (vector, status.source), 0.0)  # its bytes are moving
         return int(status.source)
 
+    def lose(self, reason: str) -> None:
+        self._lost.append(reason)  # MPI would wait for ever
+
     def beat(self, rank: int) -> None:
         self._comm.Isend([None, 0, self._mpi.BYTE], rank).Free()
 
@@ -214,21 +218,23 @@ class MpiGroup(RankGroup):
         try:
             getattr(self._comm, operation.capitalize())(*arguments)
         except self._mpi.Exception as error:
-            raise self._lost(error) from error
+            raise self._peer_lost(error) from error
 
     def _do(self, begin: Callable[..., Any], arguments: Sequence[Any], pause: float) -> None:
         try:
             request, begun = begin(*arguments), time.perf_counter()
             while not request.Test():
+                if self._lost:
+                    raise PeerLost(self._lost[0])
                 waited = time.perf_counter() - begun
                 if pause and waited > _SPIN_SECONDS:
                     time.sleep(min(waited / 8, pause))
                 else:
                     os.sched_yield()
         except self._mpi.Exception as error:
-            raise self._lost(error) from error
+            raise self._peer_lost(error) from error
 
-    def _lost(self, error: Exception) -> PeerLost:
+    def _peer_lost(self, error: Exception) -> PeerLost:
         return PeerLost(f"trainer {self.rank} lost the others: {error}")
 
 
