@@ -37,7 +37,7 @@ def conditions(config: Config, ranks: Sequence[RankInfo] = ()) -> Conditions:
     `config` has every ``auto`` resolved, and its manifest and mean image, if any, exist.
     """
     settings = dict(config)
-    found = {"trainers": str(len(config.devices))}
+    found = {} if config.summed_rows else {"trainers": str(len(config.devices))}
     omitted = _omitted()
     found |= {key: _text(settings[key]) for key in affecting_bits(config)}
     found = {key: value for key, value in found.items() if omitted.get(key) != value}

@@ -54,6 +54,11 @@ def resolve(config: Config, ranks: Sequence[RankInfo] = ()) -> Config:
         )
     facts = run_facts(config, ranks)
     settings = dict(config)
+    if config.summed_rows and facts.on_gpu:
+        raise InputError(
+            f"sum_rows is {config.sum_rows} and devices are {facts.listed_devices}: partial sums "
+            "lie in the host's memory, so set devices to cpu, or sum_rows to auto"
+        )
     for registry in CHOICES:
         check(registry.setting, registry.chosen(settings), facts)
     if config.precision == "tf32" and not facts.on_gpu:
@@ -103,6 +108,8 @@ def check_settings(config: Config) -> None:
             f"error_feedback is true while collective is {config.collective}, which rounds "
             "nothing: it is for collective: asa16"
         )
+    if config.summed_rows:
+        _check_sums(config)
     if not RULES[config.rule].is_synchronous:
         _check_asynchronous(config)
     if divided := divided_by(config):
@@ -150,8 +157,13 @@ def group_of(batch: int) -> int:
 
 
 def _shared_out(config: Config) -> Config:
-    """The settings with each trainer's `batch_size`, at most, of a `global_batch`."""
-    whole, rows = config.global_batch, config.norm_rows
+    """The settings with each trainer's `batch_size`, at most, of a `global_batch`.
+
+    With `sum_rows` there is always one, and `batch_size` is what `lr_scaling` compares it with.
+    """
+    whole, rows, summed = config.global_batch, config.norm_rows, config.summed_rows
+    if summed:
+        return _summed(config, whole or config.batch_size * len(config.devices), summed)
     if whole is None:
         return config
     divided = divided_by(config) or f"rule is {config.rule}"
@@ -165,6 +177,18 @@ def _shared_out(config: Config) -> Config:
         raise InputError(f"norm_rows: found {group}, expected a divisor of global_batch {whole}")
     own = trainer_shares(whole, len(config.devices), group)[0]
     return config.model_copy(update={"batch_size": own.stop, "norm_rows": group})
+
+
+def _summed(config: Config, whole: int, summed: int) -> Config:
+    """The settings of a `global_batch` of groups of `sum_rows`, whoever computes them."""
+    group = group_of(summed) if config.norm_rows == "auto" else int(config.norm_rows)
+    for name, rows, of, all_rows in (
+        ("sum_rows", summed, "global_batch", whole),
+        ("norm_rows", group, "sum_rows", summed),
+    ):
+        if all_rows % rows:
+            raise InputError(f"{name}: found {rows}, expected a divisor of {of}, {all_rows}")
+    return config.model_copy(update={"global_batch": whole, "norm_rows": group})
 
 
 def _check_frozen(config: Config) -> None:
@@ -187,7 +211,7 @@ def _check_frozen(config: Config) -> None:
 
 def resolve_norm_rows(config: Config) -> Config:
     """Replace ``norm_rows: auto`` for a network with averages; refuse rows that do not divide."""
-    rows, batch = config.group_rows, config.batch_size
+    rows, batch = config.group_rows, config.pass_rows
     if rows is None:
         return config
     if batch % rows:
@@ -229,6 +253,28 @@ def _check_divided(config: Config, divided: str) -> None:
         )
 
 
+def _check_sums(config: Config) -> None:
+    """Refuse what would add in an order that depends on the number of trainers."""
+    divided, given = divided_by(config), f"sum_rows is {config.sum_rows}"
+    if divided:
+        raise InputError(
+            f"{given} and {divided}, whose sums run through all trainers within a pass: set one "
+            "of them to its default"
+        )
+    allowed = {
+        "rule": ("bsp",),
+        "exchange": ("gradients",),
+        "collective": ("auto", "asa"),
+        "bucket_mb": (0,),
+    }
+    for key, values in allowed.items():
+        if (found := dict(config)[key]) not in values:
+            raise InputError(
+                f"{given} and {key} is {found}: trainers exchange partial sums of gradients, in "
+                f"a tree's order, so set {key} to {values[-1]}, or sum_rows to auto"
+            )
+
+
 def _check_asynchronous(config: Config) -> None:
     for key, value in {"exchange": "average", "collective": "auto", "check_every": 0}.items():
         if (given := getattr(config, key)) != value:
@@ -245,7 +291,8 @@ def _check_asynchronous(config: Config) -> None:
 
 def _check_fewer(config: Config, divided: str) -> None:
     """Refuse what fewer trainers cannot continue: the same global minibatch, at the same rate."""
-    scaled = "" if config.lr_scaling == "none" else f"lr_scaling is {config.lr_scaling}"
+    scales = config.lr_scaling != "none" and not config.summed_rows
+    scaled = f"lr_scaling is {config.lr_scaling}" if scales else ""
     if hindrance := divided or scaled:
         raise InputError(
             f"min_trainers is {config.min_trainers} and {hindrance}: that depends on the number of "
@@ -357,6 +404,8 @@ def resolve_exchange(config: Config) -> str:
 
     Without synchrony it has no effect, and is named as ever.
     """
+    if config.summed_rows:
+        return "gradients"
     if not RULES[config.rule].is_synchronous:
         return "average"
     is_linear = OPTIMIZERS[config.optimizer].is_linear and not config.clips

@@ -268,6 +268,13 @@ class Trainers(Section):
         f"a whole number of images from 1 to {1 << 24}, or null",
         omit_default=True,
     )
+    sum_rows: Annotated[int, Field(ge=1, le=1 << 24)] | Literal["auto"] = key(
+        "auto",
+        "images of a pass, whose sums do not depend on the trainers' number; auto: off",
+        "a whole number of images from 1 that divides global_batch, or auto",
+        affects_bits=True,
+        omit_default=True,
+    )
     norm_rows: Annotated[int, Field(ge=1, le=1 << 24)] | Literal["auto", "global"] = key(
         "auto",
         "images batch norm normalises together; auto: 32, or batch_size; global: all trainers'",
@@ -304,11 +311,21 @@ class Trainers(Section):
     )
 
     @property
+    def summed_rows(self) -> int | None:
+        """Rows of each pass by `sum_rows`; None: a trainer makes one pass over all of its rows."""
+        return None if self.sum_rows == "auto" else self.sum_rows
+
+    @property
+    def pass_rows(self) -> int:
+        """Rows of one forward and backward pass."""
+        return self.summed_rows or self.batch_size
+
+    @property
     def group_rows(self) -> int | None:
         """Rows of a minibatch that are normalised together, with ``auto`` resolved; None: all."""
         if self.norm_rows == "global":
             return None
-        return min(_NORM_ROWS, self.batch_size) if self.norm_rows == "auto" else self.norm_rows
+        return min(_NORM_ROWS, self.pass_rows) if self.norm_rows == "auto" else self.norm_rows
 
 
 @with_choices(ALL_REDUCES, EXCHANGES)

@@ -12,6 +12,7 @@ from tandem.distributed.factory import (
 )
 from tandem.distributed.group import Group, PeerLost
 from tandem.distributed.local import LocalGroup, local_groups
+from tandem.distributed.tree import TreeSum
 
 __all__ = [
     "ALL_REDUCES",
@@ -23,6 +24,7 @@ __all__ = [
     "LocalGroup",
     "PeerLost",
     "RunFacts",
+    "TreeSum",
     "local_groups",
     "make_channel",
     "make_exchange",

@@ -18,7 +18,8 @@ from tandem.distributed.choices import (
 )
 from tandem.distributed.exchange import Exchange
 from tandem.distributed.group import Group
-from tandem.memory import HostSlots
+from tandem.distributed.summed import SummedByMessages, SummedInMemory, most_partials
+from tandem.memory import HostBuffer, HostSlots
 from tandem.memory.flat import FlatLayout
 from tandem.memory.parameters import CudaMemory, HostMemory
 
@@ -31,6 +32,8 @@ class ExchangeSettings:
     collective: AllReduceChoice
     rule: RuleChoice
     seed: int = 0
+    sum_rows: int | None = None  # of a global minibatch of `global_batch` rows
+    global_batch: int = 0
 
     @classmethod
     def of(cls, settings: Mapping[str, Any]) -> Self:
@@ -40,6 +43,8 @@ class ExchangeSettings:
             ALL_REDUCES.chosen(settings),
             RULES.chosen(settings),
             settings.get("seed", 0),
+            None if (rows := settings.get("sum_rows", "auto")) == "auto" else rows,
+            settings.get("global_batch") or 0,
         )
 
 
@@ -50,7 +55,12 @@ def make_exchange(
 
     On the host, `open_host_memory` makes the memory, from the same settings.
     """
-    if group.size == 1 or not memory.layout.size:
+    if not memory.layout.size:
+        return Exchange()
+    if settings.sum_rows and isinstance(memory, HostMemory):
+        make = SummedInMemory if group.starter is None else SummedByMessages
+        return make(group, memory, settings.sum_rows)
+    if group.size == 1:
         return Exchange()
     return settings.rule.make(settings, memory, group)
 
@@ -75,6 +85,8 @@ def open_host_memory(
     settings: ExchangeSettings, slots: HostSlots, group: Group, layout: FlatLayout
 ) -> HostMemory:
     """Make a trainer's memory on the host, shared as its exchange needs it. Collective."""
+    if settings.sum_rows:
+        return _open_summed(settings, settings.sum_rows, slots, group, layout)
     sharing = settings.collective.sharing(group) if settings.rule.is_synchronous else None
     if sharing is None or not layout.size:
         vectors = [np.zeros(n, np.uint8) for n in (layout.parameters_nbytes, layout.nbytes)]
@@ -86,3 +98,28 @@ def open_host_memory(
         parameters = parameters[:1] * sharing.size
         part = shard(layout.size, sharing.size, sharing.rank)
     return HostMemory(slots, layout, parameters, gradients, sharing.rank, part)
+
+
+def _open_summed(
+    settings: ExchangeSettings, rows: int, slots: HostSlots, group: Group, layout: FlatLayout
+) -> HostMemory:
+    """Make a trainer's memory with that of its partial sums.
+
+    Vectors begin at a page wherever they lie: a library may choose its kernels by addresses.
+    """
+
+    def make(nbytes: int) -> list[np.ndarray]:
+        if group.starter is None:
+            return group.shared_memory(nbytes)
+        return [HostBuffer.create(nbytes, "partial sums").array(nbytes, np.uint8)]
+
+    number = 0 if group.starter else group.rank
+    memory = HostMemory(slots, layout, make(layout.parameters_nbytes), make(layout.nbytes), number)
+    partials = most_partials(settings.global_batch, group.size, rows)
+    received = max(1, partials) if group.starter else 0
+    memory.sums_nbytes = (partials + received) * layout.nbytes
+    for each in make(partials * layout.nbytes) if partials else ():
+        memory.partials.append([*each.view(layout.dtype).reshape(partials, -1)])
+    if not partials:
+        memory.partials.extend([vector] for vector in memory.flat["gradients"])
+    return memory

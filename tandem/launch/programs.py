@@ -146,8 +146,8 @@ class Losses:
         log.warning("starting again with %d trainers: %s", len(devices), ", ".join(devices))
         changes: dict[str, Any] = {"devices": tuple(devices)}
         if len(devices) < spec.trainers:
-            changes |= {"global_batch": spec.global_batch, "exact": False}
-            changes["norm_rows"] = config.group_rows
+            changes |= {"global_batch": spec.global_batch, "norm_rows": config.group_rows}
+            changes["exact"] = config.exact and config.summed_rows is not None
         return changes
 
 

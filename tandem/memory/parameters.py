@@ -48,6 +48,8 @@ class HostMemory:
         if updated_part is not None:
             first = ArrayBuffer(gradients[0])
             self.updated = Vectors.within(layout, own, first, updated_part)
+        self.partials: list[list[np.ndarray]] = []  # sums of gradients, as `flat` has them
+        self.sums_nbytes = 0  # of what this trainer needs for them
         self.slots, self.slot_layout = slots.arrays, slots.layout
         self.nbytes = layout.parameters_nbytes  # of weights and optimizer state
 

@@ -13,7 +13,6 @@ import numpy.typing as npt
 from tandem.artifacts.metrics import Sums
 from tandem.backend.channel import Channel
 from tandem.config.schema import Config
-from tandem.data.augment import Mode
 from tandem.layers import Network
 from tandem.layers.checks import choose_loss
 from tandem.layers.choices import LOSSES, metrics_of
@@ -25,7 +24,7 @@ from tandem.training.division import Division
 from tandem.training.functions import DeviceFunctions
 from tandem.training.graphs import SHORT
 from tandem.training.network_graphs import CROPS, NetworkGraphs
-from tandem.training.variables import NetworkVariables
+from tandem.training.variables import NetworkVariables, SumName
 
 __all__ = ["CROPS", "CompiledNetwork"]
 
@@ -76,7 +75,7 @@ class CompiledNetwork:
         self.graphs = NetworkGraphs(
             network, config, optimizer, self.variables, memory.slot_layout, metrics
         )
-        self._rows = config.batch_size * (1 if division is None else division.ranks)
+        self._rows = config.pass_rows * (1 if division is None else division.ranks)
         self.functions = DeviceFunctions(
             {
                 "gradients": self.graphs.gradients,
@@ -189,23 +188,19 @@ class CompiledNetwork:
             raise RuntimeError("nothing has been validated yet")
         return self.variables.scores.get_value()
 
-    def read_sums(self, mode: Mode) -> Sums:
-        """The sums of training or of validation since they were last taken."""
-        return self.variables.read_sums(mode)
+    def read_sums(self, name: SumName) -> Sums:
+        """The sums of training or of validation since they were last taken, or the last counts."""
+        return self.variables.read_sums(name)
 
-    def read_last(self) -> Sums:
-        """The sums of the last minibatch whose gradients were computed; an update counts them."""
-        return self.variables.read_last()
-
-    def take_sums(self, mode: Mode) -> Sums:
+    def take_sums(self, name: SumName) -> Sums:
         """Return the sums, and start from zero."""
-        sums = self.read_sums(mode)
-        self.put_sums(mode, Sums())
+        sums = self.read_sums(name)
+        self.put_sums(name, Sums())
         return sums
 
-    def put_sums(self, mode: Mode, sums: Sums) -> None:
+    def put_sums(self, name: SumName, sums: Sums) -> None:
         """Continue from `sums`, see `NetworkVariables.put_sums`."""
-        self.variables.put_sums(mode, sums)
+        self.variables.put_sums(name, sums)
 
     def _valid(self, global_rows: int | None) -> dict[str, np.ndarray]:
         return {} if global_rows is None else {ALL_VALID: np.array(global_rows, np.int64)}

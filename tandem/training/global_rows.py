@@ -32,6 +32,10 @@ class GlobalRows:
         """The number of rows of a minibatch."""
         return min(self._sizes[mode] - step * self._global_batch, self._global_batch)
 
+    def passes(self, mode: Mode, step: int, rank: int) -> list[slice]:
+        """The passes of a trainer over its rows of a minibatch, see `RunSpec.passes`."""
+        return self._spec.passes(self.count(mode, step), rank)
+
     def shares(self, step: int) -> Sequence[float]:
         """Each trainer's fraction of the rows of a minibatch of training."""
         rows = self.count("train", step)

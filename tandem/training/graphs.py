@@ -69,7 +69,7 @@ def minibatch_inputs(
     all pictures of the split are `kept` on the device, it holds only their indices. With `coloured`
     it holds colour noise as well, which is added here.
     """
-    batch, whole = config.batch_size, config.use_data_layer is True
+    batch, whole = config.pass_rows, config.use_data_layer is True
     side = mean.type.shape[1] if whole else config.crop_size
     minibatch = {
         "pictures": pt.tensor("pictures", dtype="uint8", shape=(batch, side, side, 3)),
@@ -109,7 +109,7 @@ def array_inputs(
 
     With `as_stored` they have the axes of the files.
     """
-    batch, row, target = config.batch_size, layout.pictures, layout.targets
+    batch, row, target = config.pass_rows, layout.pictures, layout.targets
     minibatch = {
         "pictures": pt.tensor("pictures", dtype=row.dtype, shape=(batch, *row.shape)),
         "indices": pt.tensor("indices", dtype="int64", shape=(batch,)),

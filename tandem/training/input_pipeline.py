@@ -172,9 +172,9 @@ def minibatch_requests(spec: RunSpec, rank: int, begin: RunState) -> Iterator[Mi
     """Every minibatch of a run from `begin`, with one trainer's rows of each, in order.
 
     A request may be for no pictures, when a last minibatch has too few for all trainers. There is
-    none for a minibatch that is passed over, and one for each of ten crops.
+    none for a minibatch that is passed over, and one for each pass and each of ten crops.
     """
-    config, number, own = spec.config, 0, spec.shares[rank]
+    config, number = spec.config, 0
     crops = (None,) if spec.crops == 1 else range(spec.crops)
     for epoch in range(begin.epoch, config.n_epochs) if spec.job == "train" else range(1):
         parts: list[tuple[Mode, np.ndarray, int]] = []
@@ -188,7 +188,7 @@ def minibatch_requests(spec: RunSpec, rank: int, begin: RunState) -> Iterator[Mi
                 if mode == "train" and (epoch, k) in begin.skipped:
                     continue
                 rows = global_minibatch(order, k, spec.global_batch)
-                mine = rows[own]
-                for crop in crops:
-                    yield MinibatchRequest(number % 2, mode, epoch, k, mine, crop)
-                    number += 1
+                for own in spec.passes(len(rows), rank):
+                    for crop in crops:
+                        yield MinibatchRequest(number % 2, mode, epoch, k, rows[own], crop)
+                        number += 1

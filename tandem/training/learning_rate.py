@@ -34,7 +34,10 @@ def learning_rate(
     warmup_steps = config.warmup_epochs * steps_per_epoch
     if config.lr_scaling == "none":
         return rate * warmup_factor(steps, warmup_steps)
-    full = scaling_factor(config.lr_scaling, len(config.devices))
+    larger: float = len(config.devices)
+    if config.summed_rows and config.global_batch:  # the same for every number of trainers
+        larger = config.global_batch / config.batch_size
+    full = scaling_factor(config.lr_scaling, larger)
     return rate * gradual_factor(steps, warmup_steps, full)
 
 
@@ -48,7 +51,7 @@ def warmup_factor(steps: int, warmup_steps: float) -> float:
     return min((steps + 1) / warmup_steps, 1.0) if warmup_steps > 0 else 1.0
 
 
-def scaling_factor(scaling: str, trainers: int) -> float:
+def scaling_factor(scaling: str, trainers: float) -> float:
     """Return how much larger the rate may be for the global minibatch of several trainers.
 
     "linear" is in proportion, so that as many steps of one trainer become one ("linear scaling

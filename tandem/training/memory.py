@@ -62,10 +62,11 @@ def check_memory(spec: RunSpec, nbytes: int, computed: int, available: float) ->
     """
     needed = _PROCESS + nbytes + 1.5 * computed
     if needed > available:
-        size = spec.config.batch_size
+        name = "sum_rows" if spec.config.summed_rows else "batch_size"
         raise InputError(
-            f"batch_size: {size} takes about {shown_size(needed)} of memory in each trainer, of"
-            f" which {shown_size(available)} is available; choose a smaller one, or fewer trainers"
+            f"{name}: {spec.config.pass_rows} takes about {shown_size(needed)} of memory in each"
+            f" trainer, of which {shown_size(available)} is available; choose a smaller one, or"
+            " fewer trainers"
         )
 
 

@@ -216,7 +216,7 @@ class NetworkGraphs:
         return pt.tensor(f"all {own.name}", dtype=own.type.dtype, shape=whole)
 
     def _zero_outputs(self, dtype: str) -> np.ndarray:
-        return np.zeros((self._config.batch_size, self._network.classes), dtype)
+        return np.zeros((self._config.pass_rows, self._network.classes), dtype)
 
     def _updates(
         self,

@@ -75,8 +75,8 @@ class RunSpec:
 
     @property
     def votes_sums(self) -> bool:
-        """Return whether trainers tell each other in every step what they count."""
-        return self.survives and self.trainers > 1
+        """Return whether trainers tell each other in their votes what they count."""
+        return self.survives and self.trainers > 1 and not self.config.summed_rows
 
     @property
     def continues_optimizer(self) -> bool:
@@ -152,7 +152,7 @@ class RunSpec:
         if self.train.pictures is not None:
             row = RowType(PICTURE_DTYPE, (self.picture_size, self.picture_size, 3))
         coloured = bool(self.colour_basis)
-        return SlotLayout(self.config.batch_size, row, self.train.target, coloured)
+        return SlotLayout(self.config.pass_rows, row, self.train.target, coloured)
 
     @property
     def global_batch(self) -> int:
@@ -163,10 +163,24 @@ class RunSpec:
     def shares(self) -> list[slice]:
         """Each trainer's rows of a global minibatch, by rank."""
         group = self.config.group_rows if self.config.global_batch else self.config.batch_size
-        return trainer_shares(self.global_batch, self.trainers, group or self.config.batch_size)
+        group = self.config.summed_rows or group or self.config.batch_size
+        return trainer_shares(self.global_batch, self.trainers, group)
+
+    def passes(self, rows: int, rank: int) -> list[slice]:
+        """A trainer's passes over its rows of a global minibatch of so many: its rows of each.
+
+        There is one, or one for each of its groups of `sum_rows`, perhaps none.
+        """
+        own, each = self.shares[rank], self.config.summed_rows
+        if each is None:
+            return [own]
+        end = min(own.stop, rows)
+        return [slice(start, min(start + each, end)) for start in range(own.start, end, each)]
 
     def of_rank(self, rank: int) -> "RunSpec":
-        """The run as a trainer sees it: `batch_size` is of its own rows."""
+        """The run as a trainer sees it: `batch_size` is of its own rows, but with `sum_rows`."""
+        if self.config.summed_rows:
+            return self
         own = self.shares[rank]
         size = max(own.stop - own.start, self.config.group_rows or 1)  # a slot is never empty
         return replace(self, config=self.config.model_copy(update={"batch_size": size}))

@@ -24,7 +24,7 @@ class SamplePredictions:
 
     def __init__(self, spec: RunSpec) -> None:
         self._spec = spec
-        batch = spec.config.batch_size
+        batch = spec.config.pass_rows
         seen = min(spec.validation.size, spec.steps("validation") * spec.global_batch)
         self._rows = sample_rows(seen, spec.global_batch, batch)
         self._scores: list[Scores] = []

@@ -103,7 +103,8 @@ def set_up(spec: RunSpec, arguments: "WorkerArguments") -> TrainingSetup:
         check(0)  # before the loader fills its slots
         model.functions.check = check
     state = _load_weights(spec, network, model)
-    model.put_sums("train", sums_by_rank(state, spec.trainers)[arguments.rank])
+    sums = sums_by_rank(state, spec.trainers, config.summed_rows is not None)
+    model.put_sums("train", sums[arguments.rank])
     exchange = make_exchange(settings, memory, group)
     loader = open_loader(memory, arguments.loader, spec.minibatch_builder())
     pipeline = InputPipeline(minibatch_requests(spec, arguments.rank, state), loader)
@@ -146,7 +147,7 @@ def _nbytes(memory: HostMemory) -> int:
     for vectors in filter(None, (memory.vectors, memory.shards)):
         for arrays in (vectors.weights, vectors.gradients, *vectors.states.values()):
             total += sum(array.nbytes for array in arrays.values())
-    return total
+    return total + memory.sums_nbytes
 
 
 def check_input(network: Network, spec: RunSpec) -> None:
@@ -233,9 +234,14 @@ def _load_weights(spec: RunSpec, network: Network, model: "CompiledNetwork") -> 
     return begin
 
 
-def sums_by_rank(state: RunState, trainers: int) -> tuple[Sums, ...]:
-    """The sums of a checkpoint, which another number of trainers may have written."""
+def sums_by_rank(state: RunState, trainers: int, are_common: bool = False) -> tuple[Sums, ...]:
+    """The sums of a checkpoint, which another number of trainers may have written.
+
+    With `sum_rows` they are common: every trainer has those of all.
+    """
     sums = state.pending.sums
+    if are_common:
+        return (sum(sums, Sums()),) * trainers
     if len(sums) != trainers:
         return (sum(sums, Sums()), *[Sums()] * (trainers - 1))
     return sums

@@ -207,7 +207,7 @@ def _record_exchange(exchange: "Exchange", recorder: Recorder) -> None:
     from tandem.distributed.buckets import BucketedGradients
 
     spans = {"before_gradients": "begin exchange", "before_update": "exchange"}
-    spans["after_update"] = "exchange"
+    spans |= {"after_gradients": "exchange", "after_update": "exchange"}
     for method, name in spans.items():
         if getattr(type(exchange), method) is not getattr(Exchange, method):
             recorder.record_calls(exchange, **{method: name})

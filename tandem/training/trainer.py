@@ -14,6 +14,7 @@ from tandem.artifacts.metrics import Pending, Seconds, Sums
 from tandem.artifacts.metrics_log import TrainRecord, ValidationRecord
 from tandem.data.augment import Mode
 from tandem.data.order import minibatch_count
+from tandem.distributed import TreeSum
 from tandem.layers.choices import evaluate_metrics, metrics_of
 from tandem.memory import Slot
 from tandem.optim import optimizer_of
@@ -142,37 +143,40 @@ class Trainer:
             return
         try:
             self._catch_up()
-            sums = tuple(self._sums) or (self.model.read_sums("train"),)
+            sums = self._known_sums() or (self.model.read_sums("train"),)
             self.reports.rescue(self._checkpoint(self.model.state(), sums))
         except Exception as error:
             self.reports.notice(f"the last step could not be saved: {describe(error)}")
 
     def _train_step(self, epoch: int, step: int) -> None:
         self.timer.begin(Activity.WAITING)
-        slot = self.memory.slots[next(self.pipeline)]
         at, rate = Position(epoch, step, self.state.step), self._rate(epoch, step)
-        self.timer.enter(Activity.COMPUTING)
         if self.ahead is not None:
+            slot = self.memory.slots[next(self.pipeline)]
+            self.timer.enter(Activity.COMPUTING)
             self._count_updates(self.ahead.start(slot, at, rate, self.pipeline.indices))
             self._seconds += self.timer.end()
             votes = self.agreement.vote()
         else:
-            if self._is_first_step:
-                self._compile_step(at)
-            votes = self._step_together(slot, at, rate)
+            votes = self._step_together(at, rate)
         self._finish_step(epoch, step, rate, votes)
         self.reports.progress("train", epoch, step + 1, self.steps)
 
-    def _step_together(self, slot: Slot, at: Position, rate: float) -> Sequence[StepVote]:
+    def _step_together(self, at: Position, rate: float) -> Sequence[StepVote]:
         """Make a step with the other trainers: they agree on it before any weight changes."""
         timer, shares = self.timer, self._shares(at.minibatch)
         self.exchange.before_gradients(shares)
-        own = self.pipeline.indices
-        global_rows = None
-        if self.model.division is not None:  # by whose graph all find the same pictures
-            own = global_rows = self.rows.train(at.epoch, at.minibatch)
-        self.model.compute_gradients(slot, at.epoch, len(self.pipeline.indices), global_rows)
-        bad = () if self.model.is_finite() else tuple(own.tolist())
+        bad: tuple[int, ...] = ()
+        counts = TreeSum[Sums]()
+        for rows in self.rows.passes("train", at.minibatch, self.rank):
+            timer.enter(Activity.WAITING)
+            slot = self.memory.slots[next(self.pipeline)]
+            timer.enter(Activity.COMPUTING)
+            bad += self._compute(slot, at)
+            if summed := self.config.summed_rows:
+                number = rows.start // summed
+                counts.push(self.model.read_sums("last"), 0, number)
+                self.exchange.after_gradients(number, rows.stop - rows.start)
 
         timer.enter(Activity.EXCHANGING)
         votes = self._vote(bad)
@@ -181,6 +185,8 @@ class Trainer:
             self.refusals.refuse(at, rate, refused)
         elif self.exchange.is_synchronous or shares[self.rank] > 0:
             self.refusals.in_a_row = 0
+            if self.config.summed_rows:
+                self.model.put_sums("last", self._total(counts))
             self.exchange.before_update(shares)
             timer.enter(Activity.COMPUTING)
             self.model.update(rate, self.state.updates)
@@ -190,6 +196,25 @@ class Trainer:
             self.exchange.after_update(shares)
             self._seconds += timer.end()
         return votes
+
+    def _compute(self, slot: Slot, at: Position) -> tuple[int, ...]:
+        """Compute the gradients of a slot; return its pictures if something is not finite."""
+        if self._is_first_step:
+            self._compile_step(at)
+        own = self.pipeline.indices
+        global_rows = None
+        if self.model.division is not None:  # by whose graph all find the same pictures
+            own = global_rows = self.rows.train(at.epoch, at.minibatch)
+        self.model.compute_gradients(slot, at.epoch, len(self.pipeline.indices), global_rows)
+        return () if self.model.is_finite() else tuple(own.tolist())
+
+    def _total(self, counts: TreeSum[Sums]) -> Sums:
+        """Add up what all trainers have counted in their groups of rows of a step. Collective."""
+        whole = TreeSum[Sums]()
+        for nodes, terms in self.group.all_gather_object((counts.nodes, counts.terms)):
+            for node, term in zip(nodes, terms, strict=True):
+                whole.push(term, *node)
+        return whole.total()
 
     def _compile_step(self, at: Position) -> None:
         """Compile what the first step takes, where functions are not recorded over the slots."""
@@ -257,11 +282,7 @@ class Trainer:
         self.model.take_sums("validation")
         steps = self.spec.steps("validation", epoch)
         for step in range(steps):
-            self._validate_step(step)
-            if collector is not None and len(self.pipeline.indices):
-                collector.add(self.pipeline.indices, self.model.read_scores())
-            if self.reports.samples is not None:
-                self.reports.samples.collect(step, self.model.read_scores)
+            self._validate_step(step, collector)
             self.reports.progress("validation", epoch, step + 1, steps)
             if self.spec.job == "train" and any(vote.stop for vote in self.agreement.vote()):
                 self._save()
@@ -280,19 +301,30 @@ class Trainer:
             crops=self.spec.crops,
         )
 
-    def _validate_step(self, step: int) -> None:
+    def _validate_step(self, step: int, collector: PredictionCollector | None = None) -> None:
         """Validate a minibatch, by one crop of each picture or by several."""
         global_rows = None
         if self.model.division is not None:
             global_rows = self.rows.count("validation", step)
-        for crop in range(self.spec.crops):
-            self.status.show(Activity.WAITING)
-            slot = self.memory.slots[next(self.pipeline)]
-            self.status.show(Activity.VALIDATING)
-            if self.spec.crops == 1:
-                self.model.validate(slot, global_rows)
-            else:
-                self.model.validate_crop(slot, crop == self.spec.crops - 1, global_rows)
+        summed, counts = self.config.summed_rows, TreeSum[Sums]()
+        before = self.model.take_sums("validation") if summed else Sums()
+        for rows in self.rows.passes("validation", step, self.rank):
+            for crop in range(self.spec.crops):
+                self.status.show(Activity.WAITING)
+                slot = self.memory.slots[next(self.pipeline)]
+                self.status.show(Activity.VALIDATING)
+                if self.spec.crops == 1:
+                    self.model.validate(slot, global_rows)
+                else:
+                    self.model.validate_crop(slot, crop == self.spec.crops - 1, global_rows)
+            if collector is not None and len(self.pipeline.indices):
+                collector.add(self.pipeline.indices, self.model.read_scores())
+            if self.reports.samples is not None and rows.start == 0:
+                self.reports.samples.collect(step, self.model.read_scores)
+            if summed:
+                counts.push(self.model.take_sums("validation"), 0, rows.start // summed)
+        if summed:
+            self.model.put_sums("validation", before + self._total(counts))
 
     def _finish_epoch(self, epoch: int, record: ValidationRecord) -> bool:
         """Count an epoch, report and save it; whether callbacks end training."""
@@ -326,7 +358,7 @@ class Trainer:
     def _save(self) -> None:
         """Save a checkpoint. Collective: while trainer 0 copies, the next step waits for it."""
         self.status.show(Activity.SAVING)
-        sums = tuple(self._sums) or self.group.all_gather_object(self.model.read_sums("train"))
+        sums = self._known_sums() or self.group.all_gather_object(self.model.read_sums("train"))
         self.reports.begin_save()
         with self.exchange.consensus_weights():
             state = self.model.state()
@@ -335,6 +367,11 @@ class Trainer:
                 self.reports.save(self._checkpoint(whole, sums))
             elif self.gathering is not None:
                 self.gathering.send(state)
+
+    def _known_sums(self) -> tuple[Sums, ...]:
+        """The sums of all trainers that this one has; empty where it has its own alone."""
+        summed = self.config.summed_rows
+        return (self.model.read_sums("train"),) if summed else tuple(self._sums)
 
     def _checkpoint(self, state: "State", sums: tuple[Sums, ...]) -> Checkpoint:
         return Checkpoint(
@@ -358,7 +395,7 @@ class Trainer:
     def _vote(self, not_finite: tuple[int, ...]) -> Sequence[StepVote]:
         """Vote on a step; trainers that are not in step do so only now and then."""
         if self.exchange.is_synchronous:
-            sums = self.model.read_last() if self._sums else None
+            sums = self.model.read_sums("last") if self._sums else None
             return self.agreement.vote(not_finite, sums=sums)
         if not self.exchange.votes_after(self.state.step + 1, self.config.print_freq):
             return (StepVote(not_finite=not_finite),)
@@ -369,6 +406,8 @@ class Trainer:
     def _gather_sums(self, mode: Mode) -> Sums:
         if mode == "train" and self._sums:
             found, self._sums = tuple(self._sums), [Sums()] * len(self._sums)
+        elif self.config.summed_rows:  # each has those of all
+            return self.model.take_sums(mode)
         else:
             found = self.group.all_gather_object(self.model.take_sums(mode))
         return sum(found[1:], found[0])

@@ -2,14 +2,13 @@
 
 from collections.abc import Mapping, Sequence
 from types import MappingProxyType
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
 from tandem.artifacts.metrics import Sums
 from tandem.backend import DeviceSharedVariable, device_shared
 from tandem.config.schema import Config
-from tandem.data.augment import Mode
 from tandem.layers import Network
 from tandem.layers.choices import Metric
 from tandem.memory.flat import Vectors
@@ -18,6 +17,7 @@ from tandem.training.division import Division
 from tandem.training.graphs import GRADIENT, counts_errors
 
 Variables = dict[str, DeviceSharedVariable]
+SumName = Literal["train", "validation", "last"]
 
 
 class Placed(NamedTuple):
@@ -45,7 +45,7 @@ class NetworkVariables:
     kept : dict
         Pictures that a device keeps, by split.
     sums, last : dict
-        Counts of training and of validation; and those of the last minibatch.
+        Counts of training, of validation, and of the last minibatch, which are `last` too.
     finite, token : variable
         Whether the last loss and gradients were finite; the end of a step's conversions.
     scores, probabilities : variable or None
@@ -73,8 +73,8 @@ class NetworkVariables:
             self.updated = _place_vectors(memory.updated, memory.device, "part of ")
         self.mean = None if mean is None else self.shared(mean.astype(config.dtype), "mean")
         self.kept = _place(memory.pictures, memory.device, "pictures/")
-        self.sums = {mode: self._zero_sums(mode) for mode in ("train", "validation")}
-        self.last = self._zero_sums("last")
+        self.sums = {name: self._zero_sums(name) for name in ("train", "validation", "last")}
+        self.last = self.sums["last"]
         self.finite = self.shared(np.zeros((), np.int64), "finite")
         self.token = self.shared(np.zeros((), np.float32), "token")
         self.scores: DeviceSharedVariable | None = None
@@ -154,26 +154,19 @@ class NetworkVariables:
         }
         return weights, states
 
-    def read_sums(self, mode: Mode) -> Sums:
-        """The sums of training or of validation since they were last taken."""
-        return self._read(self.sums[mode])
-
-    def read_last(self) -> Sums:
-        """The sums of the last minibatch whose gradients were computed."""
-        return self._read(self.last)
-
-    def _read(self, variables: Variables) -> Sums:
-        found = {name: v.get_value().tolist() for name, v in variables.items()}
+    def read_sums(self, name: SumName) -> Sums:
+        """The sums of training or of validation since they were last taken, or the last counts."""
+        found = {key: v.get_value().tolist() for key, v in self.sums[name].items()}
         images, loss = found.pop("images"), found.pop("loss")
         values = {n: tuple(v) if isinstance(v, list) else v for n, v in found.items()}
         return Sums(images, loss, values)
 
-    def put_sums(self, mode: Mode, sums: Sums) -> None:
+    def put_sums(self, name: SumName, sums: Sums) -> None:
         """Continue from `sums`; what they lack of pictures that were counted is not known."""
         given: dict[str, Any] = {"images": sums.images, "loss": sums.loss, **sums.values}
-        for name, variable in self.sums[mode].items():
+        for key, variable in self.sums[name].items():
             shape, dtype = variable.type.shape, variable.dtype
-            value = np.asarray(given.get(name, np.nan if sums.images else 0))
+            value = np.asarray(given.get(key, np.nan if sums.images else 0))
             if value.shape != shape or (dtype == "int64" and not np.isfinite(value)):
                 value = np.full(shape, np.nan if sums.images and dtype == "float64" else 0)
             variable.set_value(value.astype(dtype))

@@ -50,6 +50,15 @@ def test_all_conditions_are_named(config: Config) -> None:
     assert {"processor", "python", "torch", "pytensor", "exchange", "precision"} <= found.keys()
 
 
+def test_sums_of_groups_of_rows_do_not_depend_on_the_number_of_trainers(config: Config) -> None:
+    summed = config.model_copy(update={"sum_rows": 32})
+    found, other = (conditions(summed.model_copy(update={"devices": ("cpu",) * n})) for n in (1, 3))
+    assert found["sum_rows"] == "32"
+    check_exact(PATH, found, other)
+    message = refusal(found | {"sum_rows": "16", "threads": "2"}, other)
+    assert "sum_rows 16 in the checkpoint, now 32; threads 2 in the checkpoint, now 1" in message
+
+
 def test_a_run_of_an_earlier_version_continues_if_its_bits_are_the_same(config: Config) -> None:
     ours = conditions(config)
     assert ours["tandem"] == tandem.__version__ == SAME_BITS[-1]

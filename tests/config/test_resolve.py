@@ -145,6 +145,32 @@ def test_any_number_of_trainers_takes_a_global_batch() -> None:
     assert resolved({"clip_global_norm": 1.0}).exchange == "gradients"
 
 
+def test_sums_that_do_not_depend_on_the_trainers_take_groups_of_rows() -> None:
+    for devices in (1, 3):
+        found = resolved({"sum_rows": 24, "global_batch": 96, "devices": ["cpu"] * devices})
+        assert (found.exchange, found.norm_rows, found.batch_size) == ("gradients", 24, 128)
+    assert resolved({"sum_rows": 32, "batch_size": 64}, ranks=3).global_batch == 192
+    cases: list[tuple[dict[str, Any], str]] = [
+        ({"global_batch": 12}, "sum_rows: found 8, expected a divisor of global_batch, 12"),
+        ({"norm_rows": 3}, "norm_rows: found 3, expected a divisor of sum_rows, 8"),
+        ({"norm_rows": "global"}, "sum_rows is 8 and norm_rows is global"),
+        ({"fully_connected": "single"}, "sum_rows is 8 and fully_connected is single"),
+        ({"rule": "easgd"}, "sum_rows is 8 and rule is easgd.* set rule to bsp"),
+        ({"exchange": "shared"}, "sum_rows is 8 and exchange is shared.* to gradients"),
+        ({"collective": "hierarchical"}, "sum_rows is 8 and collective is hierarchical.* asa"),
+        ({"bucket_mb": 4}, "sum_rows is 8 and bucket_mb is 4"),
+    ]
+    for values, expected in cases:
+        with pytest.raises(InputError, match=expected):
+            resolved({"sum_rows": 8, **values}, ranks=2)
+
+
+@pytest.mark.usefixtures("gpus")
+def test_partial_sums_lie_in_the_hosts_memory() -> None:
+    with pytest.raises(InputError, match="sum_rows is 8 and devices are cuda:0"):
+        resolved({"sum_rows": 8, "devices": ["cuda:0"]})
+
+
 def test_what_auto_stands_for() -> None:
     assert resolved({}).collective == "auto"
     found = resolved({}, ranks=2)
@@ -246,6 +272,7 @@ def test_bits_depend_on_the_marked_settings(collective: str) -> None:
         "convolutions",
         "exchange",
         "fully_connected",
+        "sum_rows",
         "precision",
         "deterministic",
         "rand_colour",

@@ -20,13 +20,14 @@ def rows() -> GlobalRows:
 
 def a_spec() -> RunSpec:
     spec: Any = SimpleNamespace(
-        config=SimpleNamespace(batch_size=2, shuffle="images", seed=5),
+        config=SimpleNamespace(batch_size=2, shuffle="images", seed=5, summed_rows=None),
         train=SimpleNamespace(size=10, counts=(10,)),
         validation=SimpleNamespace(size=7, counts=(7,)),
         trainers=3,
         global_batch=6,
         shares=trainer_shares(6, 3, 2),
         crops=1,
+        passes=lambda rows, rank: trainer_shares(6, 3, 2)[rank : rank + 1],
     )
     return spec  # type: ignore[no-any-return]
 
@@ -62,6 +63,8 @@ class Divided(Trainer):
             is_finite=lambda: finite,
         )
         self.exchange: Any = SimpleNamespace(before_gradients=self.calls.append)
+        self.reports: Any = SimpleNamespace(samples=None)
+        self._is_first_step = False
         self.refusals: Any = SimpleNamespace(refuse=lambda *given: self.calls.append(given))
         self._seconds: Any = 0
 
@@ -83,7 +86,7 @@ def test_trainers_that_divide_a_graph_add_up_terms() -> None:
     """Each passes the whole minibatch, which is refused as one; its gradients have no weight."""
     trainer = Divided("division", finite=False)
     at: Any = SimpleNamespace(epoch=0, minibatch=1)
-    trainer._step_together("slot", at, 0.1)  # type: ignore[arg-type]
+    trainer._step_together(at, 0.1)
     shares, (slot, epoch, count, global_rows), (_, rate, refused) = trainer.calls
     assert shares == (1.0, 1.0, 1.0)
     assert (slot, epoch, count, rate) == ("slot", 0, 2, 0.1)
@@ -96,7 +99,7 @@ def test_trainers_that_divide_a_graph_add_up_terms() -> None:
 def test_others_have_a_share_of_the_rows() -> None:
     trainer = Divided(None, finite=False)
     at: Any = SimpleNamespace(epoch=0, minibatch=1)
-    trainer._step_together("slot", at, 0.1)  # type: ignore[arg-type]
+    trainer._step_together(at, 0.1)
     shares, (*_, global_rows), (*_, refused) = trainer.calls
     assert (shares, global_rows, refused) == ([0.5, 0.5, 0.0], None, [3, 4])
     trainer.calls.clear()

@@ -94,6 +94,9 @@ def test_the_scaling_multiplies_the_policy(scaling: str, full: float) -> None:
     for epoch in (0, 19, 20, 40):
         plain = 0.01 / 10 ** sum(epoch >= drop for drop in (20, 40))
         assert learning_rate(config, epoch, 3, 10) == pytest.approx(full * plain, rel=1e-12)
+    summed = {"sum_rows": 32, "global_batch": 512, "devices": ("cpu",), "lr_scaling": scaling}
+    alone = make_config(summed)  # 512 images are 4 times 128
+    assert learning_rate(alone, 0, 3, 10) == pytest.approx(full * 0.01, rel=1e-12)
     warmed = config.model_copy(update={"warmup_epochs": 2.0})
     rates = [learning_rate(warmed, s // 10, s % 10, 10) for s in range(25)]
     assert rates[20:] == pytest.approx([0.01 * full] * 5, rel=1e-12)
