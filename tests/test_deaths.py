@@ -104,7 +104,7 @@ def test_a_trainer_that_dies_again_and_again_is_left_out(
 ) -> None:
     """Before the first step, as where a device is broken; the global minibatch stays."""
     monkeypatch.setenv("DEATHS_OF", "2")
-    changes = {"precision": "float64", "metrics": []}
+    changes = {"precision": "float64"}
     log = train_dying(monkeypatch, data, tmp_path / "run", 99, **changes, min_trainers=2)
     counts = re.findall(r"starting again with (\d) trainers", log)
     assert counts == ["3", "2"]
