@@ -23,7 +23,7 @@ from tests.support.runs import (
 from tests.support.tiny import ROOT, read_record
 
 KILLS = int(os.environ.get("KILLS", "6"))
-COMMON = {
+COMMON: dict[str, Any] = {
     "batch_size": 2,
     "devices": ["cpu"] * 3,
     "width": 0.02,

@@ -22,7 +22,7 @@ from tandem.memory.flat import FlatLayout
 from tandem.memory.parameters import HostMemory
 from tandem.ops.work import Work, work_of
 from tandem.optim import optimizer_of
-from tandem.training.attribution import NodeOrigin, layers_of
+from tandem.training.attribution import TOTALS, NodeOrigin, layers_of
 from tandem.training.compiled_network import CompiledNetwork
 from tandem.training.graphs import GRADIENT
 from tandem.training.setup import parameter_layout
@@ -102,6 +102,12 @@ def trainer_step(config: Config, classes: int) -> TrainerStep:
     )
     memory = HostMemory(slots, layout, [parameters], [gradients])
     buckets = ExchangeSettings.of(dict(config)).exchange.buckets(layout)
+    passes, rest = divmod(config.batch_size, config.pass_rows)
+    if rest:
+        raise InputError(
+            f"sum_rows: found {config.sum_rows}, expected a divisor of batch_size, "
+            f"{config.batch_size}: predicted are trainers of whole groups"
+        )
     model = CompiledNetwork(
         network,
         config,
@@ -113,11 +119,18 @@ def trainer_step(config: Config, classes: int) -> TrainerStep:
     return TrainerStep(
         config.batch_size,
         config.batch_size * slots.layout.pictures.nbytes,
-        lines_of(model.functions.schedule("gradients")),
+        lines_of(model.functions.schedule("gradients")) * passes + _sums(layout, passes),
         lines_of(model.functions.schedule("update")),
         layout,
         tuple(buckets),
     )
+
+
+def _sums(layout: FlatLayout, passes: int) -> tuple[Line, ...]:
+    """The additions of a trainer's passes, and the copies of half of them, with `sum_rows`."""
+    vectors, place = 3 * (passes - 1) + passes // 2 * 2, NodeOrigin(TOTALS, "backward")
+    work = Work("elementwise", layout.size * (passes - 1), layout.nbytes * vectors)
+    return (Line("sum_rows", work, place),) * (passes > 1)
 
 
 def lines_of(schedule: Schedule) -> tuple[Line, ...]:
@@ -155,11 +168,11 @@ def _takes_pictures(network: Network, config: Config) -> bool:
 def _slot_layout(network: Network, config: Config) -> SlotLayout:
     """The layout of a minibatch: crops, or rows of arrays where the network takes no pictures."""
     if _takes_pictures(network, config):
-        return SlotLayout.of_pictures(config.batch_size, config.crop_size, config.rand_colour > 0)
+        return SlotLayout.of_pictures(config.pass_rows, config.crop_size, config.rand_colour > 0)
     if network.takes_stored_rows:
-        return SlotLayout(config.batch_size, RowType("float32", network.shapes["input"]))
+        return SlotLayout(config.pass_rows, RowType("float32", network.shapes["input"]))
     channels, *sides = network.shapes["input"]
-    return SlotLayout(config.batch_size, RowType("float32", (*sides, channels)))
+    return SlotLayout(config.pass_rows, RowType("float32", (*sides, channels)))
 
 
 def _mean(network: Network, config: Config) -> np.ndarray | None:

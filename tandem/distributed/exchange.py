@@ -51,8 +51,11 @@ class Exchange:
     def on_gradient_ready(self, name: str) -> None:
         """Called when a parameter's gradient is ready, during the backward pass."""
 
-    def after_gradients(self, number: int, rows: int) -> None:
-        """Called after each pass of a step with `sum_rows`: its group's number and valid rows."""
+    def after_gradients(self, number: int, rows: int, is_last: bool) -> None:
+        """Called after each pass of a step with `sum_rows`: its group's number and valid rows.
+
+        `is_last` is whether it is this trainer's last group of the step.
+        """
 
     def votes_after(self, step: int, every: int) -> bool:
         """Return whether all trainers vote on step number `step`, from 1, together.

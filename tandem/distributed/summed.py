@@ -10,7 +10,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from tandem.data.order import trainer_shares
-from tandem.distributed.allreduce import blocks, shard
+from tandem.distributed.allreduce import shard
 from tandem.distributed.exchange import Exchange
 from tandem.distributed.group import Group
 from tandem.distributed.tree import TreeSum
@@ -18,9 +18,14 @@ from tandem.memory.parameters import HostMemory
 
 Nodes = list[tuple[int, int]]
 
+_BLOCK = 1 << 17  # elements that are added at a time: few enough for caches, and few calls
+
 
 class SummedGradients(Exchange, ABC):
     """Average gradients of groups of rows, with the same bits for every number of trainers."""
+
+    # Whether a trainer's last group is added when all are, in one pass over memory.
+    _keeps_last = False
 
     def __init__(self, group: Group, memory: HostMemory, rows: int) -> None:
         super().__init__()
@@ -38,11 +43,14 @@ class SummedGradients(Exchange, ABC):
         self._sum: TreeSum[np.ndarray] = _SumInPlace()
         self._valid = 0
 
-    def after_gradients(self, number: int, rows: int) -> None:
+    def after_gradients(self, number: int, rows: int, is_last: bool) -> None:
         own, partials = self._gradients[self._own], self._partials[self._own]
         if rows < self._rows:
             own *= rows / self._rows
         self._valid += rows
+        if is_last and self._keeps_last:
+            self._sum.nodes.append((0, number))
+            return
         self._sum.push(own, 0, number)
         *_, last = self._sum.terms
         if last is own and own is not partials[0]:  # the next group's gradients come there
@@ -55,7 +63,8 @@ class SummedGradients(Exchange, ABC):
         divisor = sum(valid for _, valid in found) / self._rows
         target = self._gradients[self._own][self._shards[self._group.rank]]
         terms = self._terms(every)
-        for part in blocks(target):
+        for start in range(0, target.size, _BLOCK):
+            part = slice(start, start + _BLOCK)
             whole: TreeSum[np.ndarray] = TreeSum()
             for nodes, own in zip(every, terms, strict=True):
                 for node, term in zip(nodes, own, strict=True):
@@ -75,10 +84,15 @@ class SummedGradients(Exchange, ABC):
 class SummedInMemory(SummedGradients):
     """Of trainers that see each other's vectors."""
 
+    _keeps_last = True
+
     def _terms(self, every: Sequence[Nodes]) -> list[list[np.ndarray]]:
         part = self._shards[self._group.rank]
-        pairs = zip(every, self._partials, strict=True)
-        return [[partial[part] for partial in own[: len(nodes)]] for nodes, own in pairs]
+        vectors = zip(every, self._partials, self._gradients, strict=True)
+        return [
+            [vector[part] for vector in (*partials[: len(nodes) - 1], last)] if nodes else []
+            for nodes, partials, last in vectors
+        ]
 
     def _share(self) -> None:
         part, first = self._shards[self._group.rank], self._gradients[self._own]

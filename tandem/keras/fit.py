@@ -415,7 +415,10 @@ class Plan:
             raise InputError(
                 f"norm_rows: found {shown(found)} with a loss of groups, expected their rows"
             )
-        return group_of(self.batch) if has_groups else 1
+        if not has_groups:
+            return 1
+        rows = self.fit.distribution.settings.get("sum_rows")
+        return group_of(rows if isinstance(rows, int) and rows > 0 else self.batch)
 
     @property
     def _names(self) -> list[str]:
@@ -446,7 +449,7 @@ class Plan:
         """Say in a line how many rows of a minibatch each trainer has."""
         trainers = _trainers(config, launcher)
         group = 1 if config.norm_rows == "global" else int(config.norm_rows)
-        shares = trainer_shares(self.batch, trainers, group)
+        shares = trainer_shares(self.batch, trainers, config.summed_rows or group)
         counts = ", ".join(str(share.stop - share.start) for share in shares)
         of_groups = f", in groups of {group} that are normalised together" if group > 1 else ""
         noun = "trainer" if trainers == 1 else "trainers"

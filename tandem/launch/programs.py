@@ -144,7 +144,7 @@ class Losses:
         if len(devices) < config.min_trainers:
             return {}
         log.warning("starting again with %d trainers: %s", len(devices), ", ".join(devices))
-        changes: dict[str, Any] = {"devices": tuple(devices)}
+        changes: dict[str, Any] = {"devices": tuple(devices), "threads": spec.threads}
         if len(devices) < spec.trainers:
             changes |= {"global_batch": spec.global_batch, "norm_rows": config.group_rows}
             changes["exact"] = config.exact and config.summed_rows is not None

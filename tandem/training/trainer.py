@@ -168,7 +168,8 @@ class Trainer:
         self.exchange.before_gradients(shares)
         bad: tuple[int, ...] = ()
         counts = TreeSum[Sums]()
-        for rows in self.rows.passes("train", at.minibatch, self.rank):
+        passes = self.rows.passes("train", at.minibatch, self.rank)
+        for rows in passes:
             timer.enter(Activity.WAITING)
             slot = self.memory.slots[next(self.pipeline)]
             timer.enter(Activity.COMPUTING)
@@ -176,7 +177,7 @@ class Trainer:
             if summed := self.config.summed_rows:
                 number = rows.start // summed
                 counts.push(self.model.read_sums("last"), 0, number)
-                self.exchange.after_gradients(number, rows.stop - rows.start)
+                self.exchange.after_gradients(number, rows.stop - rows.start, rows == passes[-1])
 
         timer.enter(Activity.EXCHANGING)
         votes = self._vote(bad)

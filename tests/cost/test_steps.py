@@ -85,6 +85,17 @@ def test_alex_nets_products_are_those_of_its_layers() -> None:
     assert updated == pytest.approx(5 * 4 * 60_965_224, rel=1e-4)  # three read, two written
 
 
+def test_sums_of_groups_of_rows_are_passes_and_their_additions() -> None:
+    """Of four gradients: three additions and two copies, each of two or three vectors."""
+    one, four = small(batch_size=2), small(batch_size=8, sum_rows=2)
+    assert four.gradients[:-1] == one.gradients * 4
+    assert (four.batch_size, four.pixel_bytes) == (8, 4 * one.pixel_bytes)
+    work, nbytes = four.gradients[-1].work, one.layout.nbytes
+    assert (work.flops, work.nbytes) == (3 * one.layout.size, (3 * 3 + 2 * 2) * nbytes)
+    with pytest.raises(InputError, match="sum_rows: found 3, expected a divisor of batch_size, 8"):
+        small(batch_size=8, sum_rows=3)
+
+
 def test_the_last_layers_buckets_are_ready_first() -> None:
     step = small(bucket_mb=0.001)
     fc2 = next(n for n, bucket in enumerate(step.buckets) if "fc2.weight" in bucket.names)

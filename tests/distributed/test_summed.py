@@ -20,7 +20,7 @@ from tandem.memory import HostSlots, SlotLayout
 from tandem.memory.flat import FlatLayout
 from tests.support.threads import run_threads
 
-ROWS, SIZE = 3, 70_000  # rows of a group; elements of a vector, some blocks
+ROWS, SIZE = 3, 270_000  # rows of a group; elements of a vector, some blocks
 
 
 class Named(NamedTuple):
@@ -88,10 +88,11 @@ def test_gradients_are_averaged_in_the_trees_order(trainers: int, are_ranks: boo
         share = trainer_shares(6 * ROWS, trainers, ROWS)[group.rank]
         for step, rows in enumerate((6 * ROWS, 4 * ROWS - 1)):
             exchange.before_gradients(())
-            for start in range(share.start, min(share.stop, rows), ROWS):
+            starts = range(share.start, min(share.stop, rows), ROWS)
+            for start in starts:
                 number = start // ROWS
                 own[...] = gradients(range(number, number + 1), step)[0]
-                exchange.after_gradients(number, min(ROWS, rows - start))
+                exchange.after_gradients(number, min(ROWS, rows - start), start == starts[-1])
             exchange.before_update(())
             found[group.rank].append(own.copy())
 

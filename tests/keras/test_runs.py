@@ -119,6 +119,21 @@ def test_one_two_and_three_trainers_learn_alike(tmp_path: Path) -> None:
             assert history[key] == pytest.approx(values, rel=1e-6)
 
 
+def test_sums_of_groups_of_rows_have_the_same_bits(tmp_path: Path) -> None:
+    """Of six groups by one trainer and four; and by three that go on after two."""
+    x, y = pictures(80)
+    found = []
+    for name, parts in (("one", [(1, 2)]), ("four", [(4, 2)]), ("others", [(2, 1), (3, 2)])):
+        for trainers, epochs in parts:
+            model = classifier()
+            devices, run = ["cpu"] * trainers, tmp_path / name
+            tandem.keras.distribute(model, devices, run, sum_rows=8, threads=1)
+            given: Any = {"validation_data": (x[:31], y[:31]), "resume": trainers == 3}
+            history = model.fit(x, y, 48, epochs, verbose=0, **given)
+        found.append((history.history, [array.tobytes() for array in model.get_weights()]))
+    assert found[0] == found[1] == found[2]
+
+
 def two_headed() -> Any:
     keras.utils.set_random_seed(2)
     layers = keras.layers

@@ -71,4 +71,4 @@ def arrange(trainer: Trainer) -> None:
 
 
 _train = Trainer.train
-Trainer.train = train  # type: ignore[method-assign]
+Trainer.train = train  # type: ignore[method-assign, assignment]
