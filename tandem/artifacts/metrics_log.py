@@ -6,6 +6,8 @@ run that are done. Errors are fractions. JSON has no NaN and no infinity, so a l
 finite is written as null, and read back as NaN.
 """
 
+import contextlib
+import fcntl
 import json
 import math
 import os
@@ -152,6 +154,21 @@ class MetricsLog:
         except OSError as error:
             raise InputError(f"{self._path}: cannot be written ({error.strerror})") from error
 
+    def complete(self, last: Record | None) -> None:
+        """Append a record unless it is among the last lines."""
+        lines = self._path.read_bytes().splitlines()[-5:]
+        if last is not None and _place(last) not in [_place(from_json(line)) for line in lines]:
+            self.append(last)
+
+    @contextlib.contextmanager
+    def locked(self) -> Iterator[None]:
+        """Context manager: wait for other processes that have locked the file."""
+        fcntl.flock(self._file, fcntl.LOCK_EX)
+        try:
+            yield
+        finally:
+            fcntl.flock(self._file, fcntl.LOCK_UN)
+
     def sync(self) -> None:
         """Flush all lines to the disk; raises InputError where that fails."""
         try:
@@ -169,6 +186,10 @@ class MetricsLog:
         self.close()
 
 
+def _place(record: Record) -> tuple[str, int, int]:
+    return record.event, record.epoch, record.step
+
+
 def read_records(path: Path) -> list[Record]:
     """Read a record without an unfinished last line; raises InputError for other bad lines."""
     return [record for _, record in _lines(path)]
@@ -177,11 +198,15 @@ def read_records(path: Path) -> list[Record]:
 def truncate_after(path: Path, state: RunState) -> None:
     """Drop the lines after a checkpoint, whole or not at all.
 
-    A resumed run repeats these steps, and each step is recorded only once.
+    A resumed run repeats these steps, and each step is recorded only once: a trainer that was
+    slow may have written what another had added for it.
     """
-    kept = [line + b"\n" for line, record in _lines(path) if _lies_before(record, state)]
+    kept: dict[tuple[str, int, int], bytes] = {}
+    for line, record in _lines(path):
+        if _lies_before(record, state):
+            kept.setdefault(_place(record), line + b"\n")
     with replacing(path) as partial:
-        partial.write_bytes(b"".join(kept))
+        partial.write_bytes(b"".join(kept.values()))
 
 
 def _lies_before(record: Record, state: RunState) -> bool:

@@ -47,6 +47,11 @@ def resolve(config: Config, ranks: Sequence[RankInfo] = ()) -> Config:
     else:
         devices = resolve_devices(config.devices, config.para_load)
     config = _shared_out(config.model_copy(update={"devices": devices}))
+    if (config.min_trainers or 0) > len(devices):
+        raise InputError(
+            f"min_trainers: found {config.min_trainers}, expected at most {len(devices)}, the "
+            "number of devices"
+        )
     facts = run_facts(config, ranks)
     settings = dict(config)
     if config.summed_rows and facts.on_gpu:
@@ -109,6 +114,8 @@ def check_settings(config: Config) -> None:
         _check_asynchronous(config)
     if divided := divided_by(config):
         _check_divided(config, divided)
+    if config.min_trainers is not None:
+        _check_fewer(config, divided)
     if config.clips and (divided or config.exchange != "gradients"):
         found = divided or f"exchange is {config.exchange}"
         raise InputError(
@@ -282,6 +289,17 @@ def _check_asynchronous(config: Config) -> None:
         )
 
 
+def _check_fewer(config: Config, divided: str) -> None:
+    """Refuse what fewer trainers cannot continue: the same global minibatch, at the same rate."""
+    scales = config.lr_scaling != "none" and not config.summed_rows
+    scaled = f"lr_scaling is {config.lr_scaling}" if scales else ""
+    if hindrance := divided or scaled:
+        raise InputError(
+            f"min_trainers is {config.min_trainers} and {hindrance}: that depends on the number of "
+            "trainers, so leave one of both at its default"
+        )
+
+
 def _check_buckets(config: Config, given: str, error_feedback: bool) -> None:
     if config.exchange != "gradients":
         raise InputError(
@@ -320,6 +338,12 @@ def _check_ranks(config: Config, ranks: Sequence[RankInfo]) -> None:
         raise InputError(
             f"restarts: {config.restarts} is not possible under {starter}, which ends all ranks "
             f"when one fails: {instead[starter]}"
+        )
+    if config.min_trainers is not None:
+        raise InputError(
+            f"min_trainers: found {config.min_trainers}, expected null under {starter}, which ends "
+            "all ranks when one fails: set exchange: gradients, by which a rank that is left saves "
+            "the last step, and let the job start again with --resume_train true"
         )
     first = ranks[0].software
     for number, rank in enumerate(ranks):
@@ -385,7 +409,7 @@ def resolve_exchange(config: Config) -> str:
     if not RULES[config.rule].is_synchronous:
         return "average"
     is_linear = OPTIMIZERS[config.optimizer].is_linear and not config.clips
-    averages = is_linear and not divided_by(config)
+    averages = is_linear and not divided_by(config) and config.min_trainers is None
     return "average" if averages else "gradients"
 
 

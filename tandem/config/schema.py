@@ -135,6 +135,12 @@ class Run(Section):
     restarts: int = key(
         0, "times to restart from the newest checkpoint after a failure", ge=0, le=MOST
     )
+    min_trainers: Annotated[int, Field(ge=1, le=4096)] | None = key(
+        None,
+        "fewest trainers to go on with when some are lost; null: the run ends",
+        "a whole number from 1 to 4096, or null",
+        omit_default=True,
+    )
     on_nan: Literal["stop", "skip", "rollback"] = key(
         "stop", "when the loss or a gradient is not finite: stop, skip or rollback"
     )

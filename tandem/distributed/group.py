@@ -162,6 +162,9 @@ class RankGroup(Group):
         Raises PeerLost if what started the ranks has ended.
         """
 
+    def lose(self, reason: str) -> None:
+        """Make waits for other ranks raise `PeerLost` from now on, where none would end them."""
+
     @abstractmethod
     def beats(self) -> set[int]:
         """Return the ranks whose heartbeats have come since the last call. Raises as `beat`."""

@@ -101,18 +101,19 @@ class MpiGroup(RankGroup):
 
     starter: Starter = "mpirun"
 
-    def __init__(self, communicator: Any) -> None:
+    def __init__(self, communicator: Any, lost: list[str] | None = None) -> None:
         super().__init__(communicator.rank, communicator.size)
         self._comm, self._mpi = communicator, _import_mpi()
+        self._lost = [] if lost is None else lost  # see `lose`; one list of all groups of a rank
         self._windows: list[Any] = []
 
     @cached_property
     def local(self) -> "MpiGroup":
         communicator = self._comm.Split_type(self._mpi.COMM_TYPE_SHARED, self.rank)
-        return self._keep(MpiGroup(communicator))
+        return self._keep(MpiGroup(communicator, self._lost))
 
     def split(self, color: int) -> "MpiGroup":
-        return self._keep(MpiGroup(self._comm.Split(color, self.rank)))
+        return self._keep(MpiGroup(self._comm.Split(color, self.rank), self._lost))
 
     def close(self) -> None:
         if not self._comm:  # closed before the group that it was split from
@@ -190,7 +191,7 @@ class MpiGroup(RankGroup):
             while not self._mpi.Request.Testall(requests):
                 os.sched_yield()
         except self._mpi.Exception as error:
-            raise self._lost(error) from error
+            raise self._peer_lost(error) from error
 
     def receive_bytes(self, rank: int) -> np.ndarray:
         status, waiting = self._mpi.Status(), _Wait(_PAUSE_SECONDS)
@@ -198,10 +199,13 @@ class MpiGroup(RankGroup):
             while (message := self._comm.Improbe(rank, _BYTES_TAG, status)) is None:
                 waiting.pause()
         except self._mpi.Exception as error:
-            raise self._lost(error) from error
+            raise self._peer_lost(error) from error
         vector = np.empty(status.Get_count(self._mpi.BYTE), np.uint8)
         self._do(message.Irecv, (vector,), 0.0)  # its bytes are moving
         return vector
+
+    def lose(self, reason: str) -> None:
+        self._lost.append(reason)  # MPI would wait for ever
 
     def beat(self, rank: int) -> None:
         self._comm.Isend([None, 0, self._mpi.BYTE], rank).Free()
@@ -234,17 +238,19 @@ class MpiGroup(RankGroup):
         try:
             getattr(self._comm, operation.capitalize())(*arguments)
         except self._mpi.Exception as error:
-            raise self._lost(error) from error
+            raise self._peer_lost(error) from error
 
     def _do(self, begin: Callable[..., Any], arguments: Sequence[Any], pause: float) -> None:
         try:
             request, waiting = begin(*arguments), _Wait(pause)
             while not request.Test():
+                if self._lost:
+                    raise PeerLost(self._lost[0])
                 waiting.pause()
         except self._mpi.Exception as error:
-            raise self._lost(error) from error
+            raise self._peer_lost(error) from error
 
-    def _lost(self, error: Exception) -> PeerLost:
+    def _peer_lost(self, error: Exception) -> PeerLost:
         return PeerLost(f"trainer {self.rank} lost the others: {error}")
 
 

@@ -52,7 +52,7 @@ class LocalLauncher(Launcher):
         ):
             reporter.report(Stage(Activity.STARTING))
             _start(spec, pool, lock)
-            failure = supervise(pool, reporter, signals, saves=spec.job == "train")
+            failure = supervise(pool, reporter, signals, spec.job == "train", spec.survives)
             outcome = Outcome.of(failure, signals)
         outcome.explain()
         return outcome

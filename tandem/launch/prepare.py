@@ -57,7 +57,8 @@ _UNANNOUNCED = {
     *Output.model_fields,
     *Workers.model_fields,
     *("devices", "threads", "compile", "convolutions", "collective"),
-    *("resume_train", "load_epoch", "exact", "restarts", "init_weights", "init_weights_skip"),
+    *("resume_train", "load_epoch", "exact", "restarts", "min_trainers"),
+    *("init_weights", "init_weights_skip"),
 }
 
 

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 from tandem.artifacts.metrics_log import ValidationRecord
 from tandem.artifacts.run_folder import list_checkpoints
@@ -22,6 +23,7 @@ from tandem.launch.ranks import is_rank, work_on_ranks
 from tandem.launch.status import stage_line
 from tandem.launch.validation_report import PAGE, check_reportable, write_report
 from tandem.layers.choices import metrics_of
+from tandem.processes.messages import Failed
 from tandem.processes.supervisor import Outcome, ProgressReporter
 from tandem.trace.merge import remove_traces
 from tandem.training.messages import Diverged
@@ -81,7 +83,7 @@ def _execute_training(
     make_reporter: Callable[[RunSpec], ProgressReporter],
     adapt: Callable[[RunSpec], RunSpec],
 ) -> Outcome:
-    restarts, skipped = 0, Rollbacks()
+    restarts, skipped, losses = 0, Rollbacks(), Losses()
     while True:
         begun = begin()
         spec = prepare_run(config, skipped=skipped.minibatches, ranks=launcher.ranks)
@@ -107,12 +109,46 @@ def _execute_training(
             if config.on_nan != "rollback" or not skipped.note(failure, spec.resumed):
                 return outcome
             log.warning("going back to the newest checkpoint, to skip that minibatch")
-        elif failure is None or failure.kind == "input" or restarts == config.restarts:
+        elif failure is None or failure.kind == "input":
+            return outcome
+        elif changes := losses.changes(spec, failure):
+            config = config.model_copy(update=changes)
+        elif restarts == config.restarts:
             return outcome
         else:
             restarts += 1
             log.warning("starting again: %d of %d restarts", restarts, config.restarts)
         config = config.model_copy(update={"resume_train": True, "load_epoch": "latest"})
+
+
+class Losses:
+    """Decides with which trainers a run goes on when some are lost, by `min_trainers`."""
+
+    def __init__(self) -> None:
+        self._in_vain = 0  # starts since the last that made a step
+
+    def changes(self, spec: RunSpec, failure: Failed) -> dict[str, Any]:
+        """Return the settings that change for the next start; none: the run does not go on.
+
+        A new trainer takes the place of a lost one. If it is lost too, before a step was saved, the
+        run goes on without its device: that may be what is broken.
+        """
+        config, devices = spec.config, list(spec.devices)
+        if config.min_trainers is None:
+            return {}
+        newest = next(iter(list_checkpoints(config.weights_path)[::-1]), None)
+        self._in_vain = self._in_vain + 1 if newest == spec.resumed else 0
+        if self._in_vain > 1:
+            rank = failure.who.rpartition(" ")[2]
+            del devices[int(rank) if rank.isdecimal() else -1]
+        if len(devices) < config.min_trainers:
+            return {}
+        log.warning("starting again with %d trainers: %s", len(devices), ", ".join(devices))
+        changes: dict[str, Any] = {"devices": tuple(devices), "threads": spec.threads}
+        if len(devices) < spec.trainers:
+            changes |= {"global_batch": spec.global_batch, "norm_rows": config.group_rows}
+            changes["exact"] = config.exact and config.summed_rows is not None
+        return changes
 
 
 class Rollbacks:

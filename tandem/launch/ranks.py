@@ -50,6 +50,7 @@ Made = TypeVar("Made")
 BEAT_SECONDS = 0.5
 FIRST_TIMEOUT = 60.0  # before the configuration is known
 END_SECONDS = 10.0  # for a trainer to end, once all have agreed to
+SAVE_SECONDS = 60.0  # for a trainer that has lost another to save the last step
 # Head start of rank 0 in reporting, where all ranks fail alike. Bad input is refused when imports
 # are done, which takes one rank longer than another.
 TURN_SECONDS, INPUT_TURN_SECONDS = 0.5, 3.0
@@ -172,7 +173,7 @@ class RankLauncher(Launcher):
         Does not return when the run fails, unless all ranks have agreed on it.
         """
         rank, timeout = self.world.rank, spec.config.peer_timeout_seconds
-        self._heartbeat.expect(timeout)
+        self._heartbeat.expect(timeout, spec.survives)
         reporter.report(Stage(Activity.STARTING))
         group, name, saves = self.world.split(0), f"trainer {rank}", spec.job == "train"
         with StopSignals() as signals, ThreadPoolExecutor(1, "supervisor") as executor:
@@ -249,8 +250,12 @@ class RankHeartbeat(threading.Thread):
         self._stopped = threading.Event()
         self.expect(FIRST_TIMEOUT)
 
-    def expect(self, timeout: float) -> None:
-        """From now on take a rank for dead that has been silent for `timeout` seconds."""
+    def expect(self, timeout: float, survives: bool = False) -> None:
+        """From now on take a rank for dead that has been silent for `timeout` seconds.
+
+        Where this rank `survives` it, it has something to save before it aborts the job.
+        """
+        self._survives = survives
         self._monitor = HeartbeatMonitor(self._counters, timeout, self._partners)
 
     def run(self) -> None:
@@ -276,6 +281,9 @@ class RankHeartbeat(threading.Thread):
             # A stopped process hears no SIGTERM: torchrun would give it half a minute.
             with contextlib.suppress(OSError):
                 os.kill(silent, signal.SIGKILL)
+        if self._survives:
+            self._group.lose(reason)
+            self._stopped.wait(SAVE_SECONDS)  # the job is aborted when this rank has saved
         self._group.abort(1)
 
     def stop(self) -> None:

@@ -70,7 +70,11 @@ class Outcome:
 
 
 def supervise(
-    pool: WorkerPool, reporter: ProgressReporter, signals: StopSignals, saves: bool = False
+    pool: WorkerPool,
+    reporter: ProgressReporter,
+    signals: StopSignals,
+    saves: bool = False,
+    survives: bool = False,
 ) -> Failed | None:
     """Pass reports on until all workers have finished; return the root cause of a failure.
 
@@ -79,12 +83,14 @@ def supervise(
     also ends, and their step is lost, when for the pool's timeout after a request no worker has
     gone on to another activity, reported or written. A failure of the `reporter` is such a request
     too. After a worker's failure the call ends when no worker is writing any more, at most a minute
-    later.
+    later. With `survives`, the others have something to save when they notice it too: the call ends
+    when all have, unless there is a further request, or none does anything else for the timeout.
     """
     reporter.begin(pool.table, pool.pids)
     others = {pool.table.names.index(h.name): h.process.pid for h in pool.handles if h.process}
     monitor = HeartbeatMonitor(pool.table.counters, pool.table.timeout, others)
     asked, patience = False, Patience(pool)
+    failures: list[Failed] = []
     while not pool.finished:
         can_save = saves and all(handle.ready for handle in pool.reporting)
         if signals.poll() > (1 if can_save else 0):
@@ -102,7 +108,6 @@ def supervise(
         if asked and patience.is_over:
             log.error("no step has ended for %g s: the last is lost", pool.table.timeout)
             return reporter.failure
-        failures = []
         received = pool.receive(timeout=0.2)
         for handle, message in received:
             handle.ready |= isinstance(message, Ready)
@@ -113,16 +118,31 @@ def supervise(
                 continue
             elif (answer := reporter.report(message)) is not None:
                 handle.send(answer)
-        if not asked or received:
+        if not (asked or failures) or received:
             patience.restart()
-        failures += _deaths(pool) or _silences(pool, monitor)
+        known = {failure.who for failure in failures}
+        found = [f for f in _deaths(pool) or _silences(pool, monitor) if f.who not in known]
+        failures += found
         if failures and signals.poll() and not can_save:
             return None  # whatever broke, the user has asked for the end
+        if failures and survives and can_save:
+            for handle in pool.handles:  # so that those who wait for it see an end
+                if handle.process and handle.name in {f.who for f in found}:
+                    handle.process.kill()
+            if _are_working(pool, failures) and not patience.is_over and signals.count < 2:
+                continue
         if failures:
             failure = _root_cause(pool, failures)
             _await_writers(pool, failure, signals)
             return failure
     return reporter.failure and replace(reporter.failure, kind="agreed")
+
+
+def _are_working(pool: WorkerPool, failures: list[Failed]) -> bool:
+    """Return whether workers that report have neither failed nor ended."""
+    failed = {failure.who for failure in failures}
+    working = (h for h in pool.reporting if not (h.finished or h.closed or h.name in failed))
+    return any(handle.exit_status is None for handle in working)
 
 
 class Patience:

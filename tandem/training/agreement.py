@@ -4,6 +4,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
 
+from tandem.artifacts.metrics import Sums
 from tandem.distributed import Group
 from tandem.processes.messages import Stop
 from tandem.training.messages import Continuation, StepVote
@@ -22,7 +23,10 @@ class Agreement:
     snapshot_is_due: Callable[[], bool]
 
     def vote(
-        self, not_finite: tuple[int, ...] = (), awaits_launcher: bool = False
+        self,
+        not_finite: tuple[int, ...] = (),
+        awaits_launcher: bool = False,
+        sums: Sums | None = None,
     ) -> Sequence[StepVote]:
         """All trainers' votes, the same everywhere. Collective.
 
@@ -44,5 +48,5 @@ class Agreement:
                     ends, rates, awaits_launcher = message.ends, message.rates, False
         except (EOFError, OSError):
             raise LauncherLost from None
-        vote = StepVote(stop, self.snapshot_is_due(), not_finite, ends, rates)
+        vote = StepVote(stop, self.snapshot_is_due(), not_finite, ends, rates, sums)
         return self.group.all_gather_object(vote)

@@ -6,9 +6,12 @@ loader for a `tandem.data.minibatch.MinibatchRequest`.
 
 from dataclasses import dataclass
 from enum import IntEnum
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 from tandem.processes.messages import Failed
+
+if TYPE_CHECKING:
+    from tandem.artifacts.metrics import Sums
 
 
 class Activity(IntEnum):
@@ -61,6 +64,7 @@ class StepVote:
     not_finite: tuple[int, ...] = ()
     ends: bool = False  # callbacks end training, at the end of an epoch
     rates: tuple[float, ...] = ()  # from trainer 0: those of `Continuation`
+    sums: "Sums | None" = None  # of its rows, where a survivor saves those of all
 
 
 @dataclass(frozen=True)

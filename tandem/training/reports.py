@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from tandem.artifacts.checkpoint import Checkpoint, RunState
 from tandem.artifacts.metrics_log import Record, ValidationRecord
-from tandem.artifacts.run_folder import RunFolder
+from tandem.artifacts.run_folder import RunFolder, rescue
 from tandem.data.augment import Mode
 from tandem.training.messages import (
     Activity,
@@ -53,9 +53,12 @@ class Reports:
                 self.samples = SamplePredictions(spec)
         self._last_save = time.monotonic()
         self._unwritten, self._marking = 0, threading.Lock()
+        self._runs_in = spec.config.weights_path
+        self._last: Record | None = None
 
     def record(self, record: Record) -> None:
         """Write a line to the log, then show it: the user sees nothing that is not recorded."""
+        self._last = record
         if self.folder is not None:
             self.folder.append(record)
             self._launcher.send(record)
@@ -118,6 +121,17 @@ class Reports:
             self._mark(1)
             writing = self.folder.save(checkpoint)
             writing.add_done_callback(lambda _: self._mark(-1))
+
+    def rescue(self, checkpoint: Checkpoint) -> None:
+        """Write a checkpoint at any trainer, and the last line if trainer 0 has not."""
+        self._mark(1)
+        try:
+            if self.folder is not None:
+                self.folder.written(wait=True)
+            if path := rescue(self._runs_in, checkpoint, self._last):
+                self._launcher.send(CheckpointWritten(str(path)))
+        finally:
+            self._mark(-1)
 
     def _mark(self, begun: int) -> None:
         """Count checkpoints: one's callback may run when another has already begun."""

@@ -7,12 +7,14 @@ from typing import Literal
 
 from tandem.artifacts.checkpoint import CheckpointHeader
 from tandem.artifacts.reproducibility import Conditions
+from tandem.config.resolve import divided_by
 from tandem.config.schema import Config
 from tandem.data.augment import Augmentation, Mode
 from tandem.data.colour import Basis
 from tandem.data.dataset import Dataset, StoredPictures
 from tandem.data.minibatch import MinibatchBuilder
 from tandem.data.order import minibatch_count, trainer_shares
+from tandem.distributed import RULES
 from tandem.layers.network import NetworkDescription
 from tandem.memory import CLASS_LABEL, PICTURE_DTYPE, RowType, SlotLayout
 from tandem.optim import optimizer_of
@@ -60,6 +62,21 @@ class RunSpec:
         if self.header.state.epoch >= self.config.n_epochs:
             return f"all {self.config.n_epochs} epochs are done already"
         return reason_to_end(self.config, self.header.state.history)
+
+    @property
+    def survives(self) -> bool:
+        """Return whether a trainer has the state after the last whole step when others are lost.
+
+        Parameters that are averaged, or that trainers share or divide, may be half changed then.
+        """
+        config = self.config
+        whole = config.exchange == "gradients" and RULES[config.rule].is_synchronous
+        return self.job == "train" and (self.trainers == 1 or (whole and not divided_by(config)))
+
+    @property
+    def votes_sums(self) -> bool:
+        """Return whether trainers tell each other in their votes what they count."""
+        return self.survives and self.trainers > 1 and not self.config.summed_rows
 
     @property
     def continues_optimizer(self) -> bool:

@@ -103,8 +103,8 @@ def set_up(spec: RunSpec, arguments: "WorkerArguments") -> TrainingSetup:
         check(0)  # before the loader fills its slots
         model.functions.check = check
     state = _load_weights(spec, network, model)
-    are_common = config.summed_rows is not None
-    _load_sums(model, state, arguments.rank, spec.trainers, are_common)
+    sums = sums_by_rank(state, spec.trainers, config.summed_rows is not None)
+    model.put_sums("train", sums[arguments.rank])
     exchange = make_exchange(settings, memory, group)
     loader = open_loader(memory, arguments.loader, spec.minibatch_builder())
     pipeline = InputPipeline(minibatch_requests(spec, arguments.rank, state), loader)
@@ -234,16 +234,14 @@ def _load_weights(spec: RunSpec, network: Network, model: "CompiledNetwork") -> 
     return begin
 
 
-def _load_sums(
-    model: "CompiledNetwork", state: RunState, rank: int, trainers: int, are_common: bool
-) -> None:
-    """Continue the sums of a checkpoint, which another number of trainers may have written.
+def sums_by_rank(state: RunState, trainers: int, are_common: bool = False) -> tuple[Sums, ...]:
+    """The sums of a checkpoint, which another number of trainers may have written.
 
-    With `sum_rows` every trainer has those of all.
+    With `sum_rows` they are common: every trainer has those of all.
     """
-    sums = list(state.pending.sums)
+    sums = state.pending.sums
     if are_common:
-        sums = [sum(sums, Sums())] * trainers
-    elif len(sums) != trainers:
-        sums = [sum(sums, Sums())] + [Sums()] * (trainers - 1)
-    model.put_sums("train", sums[rank])
+        return (sum(sums, Sums()),) * trainers
+    if len(sums) != trainers:
+        return (sum(sums, Sums()), *[Sums()] * (trainers - 1))
+    return sums

@@ -18,7 +18,7 @@ from tandem.distributed import TreeSum
 from tandem.layers.choices import evaluate_metrics, metrics_of
 from tandem.memory import Slot
 from tandem.optim import optimizer_of
-from tandem.processes.messages import Ready
+from tandem.processes.messages import Ready, describe
 from tandem.training.agreement import Agreement
 from tandem.training.early_end import reason_to_end
 from tandem.training.global_rows import GlobalRows
@@ -29,7 +29,7 @@ from tandem.training.predictions import PredictionCollector, Predictions
 from tandem.training.reports import Reports
 from tandem.training.run_spec import RunSpec
 from tandem.training.sample_predictions import softmax
-from tandem.training.setup import set_up
+from tandem.training.setup import set_up, sums_by_rank
 from tandem.training.step_timer import StepTimer
 from tandem.training.steps_ahead import StepsAhead
 
@@ -71,6 +71,9 @@ class Trainer:
         self.untrained = setup.untrained
         self._metrics = metrics_of(self.config.metrics)
         self._seconds = self.state.pending.seconds if self.rank == 0 else Seconds()
+        # Of training by all trainers, by rank, since the last report, as their votes tell: what a
+        # survivor saves. Empty where it does not.
+        self._sums = list(sums_by_rank(self.state, spec.trainers)) if spec.votes_sums else []
         self._is_first_step = True
         self._check_equal()
         self.reports = Reports(spec, arguments, self.state, launcher, setup.checkpoint_nbytes)
@@ -131,6 +134,21 @@ class Trainer:
         """Finish what is being written."""
         self.reports.close()
 
+    def rescue(self) -> None:
+        """Save the state after the last whole step, when another process of the run is lost.
+
+        That is what all have computed, if no exchange was changing it; of several survivors the
+        first saves. Trouble is reported, and the run ends as it would have.
+        """
+        if not self.spec.survives or self.state.step == 0:
+            return
+        try:
+            self._catch_up()
+            sums = self._known_sums() or (self.model.read_sums("train"),)
+            self.reports.rescue(self._checkpoint(self.model.state(), sums))
+        except Exception as error:
+            self.reports.notice(f"the last step could not be saved: {describe(error)}")
+
     def _train_step(self, epoch: int, step: int) -> None:
         self.timer.begin(Activity.WAITING)
         at, rate = Position(epoch, step, self.state.step), self._rate(epoch, step)
@@ -175,6 +193,7 @@ class Trainer:
             timer.enter(Activity.COMPUTING)
             self.model.update(rate, self.state.updates)
             self._count_updates(1)
+            self._sums = [s + v.sums for s, v in zip(self._sums, votes, strict=False) if v.sums]
             timer.enter(Activity.EXCHANGING)
             self.exchange.after_update(shares)
             self._seconds += timer.end()
@@ -242,10 +261,10 @@ class Trainer:
         saves = stop or any(vote.snapshot for vote in votes)
         if checks or reports or saves or ends_epoch:
             self._catch_up()
+        if reports:  # first: it is part of the step, also if a trainer is found to be lost
+            self._report_training(epoch, rate)
         if checks:
             self._check_equal()
-        if reports:
-            self._report_training(epoch, rate)
         if saves:
             self._save()
         if stop:
@@ -345,9 +364,7 @@ class Trainer:
     def _save(self) -> None:
         """Save a checkpoint. Collective: while trainer 0 copies, the next step waits for it."""
         self.status.show(Activity.SAVING)
-        sums: tuple[Sums, ...] = (self.model.read_sums("train"),)
-        if not self.config.summed_rows:  # by which each has those of all
-            sums = self.group.all_gather_object(sums[0])
+        sums = self._known_sums() or self.group.all_gather_object(self.model.read_sums("train"))
         self.reports.begin_save()
         with self.exchange.consensus_weights():
             state = self.model.state()
@@ -356,6 +373,11 @@ class Trainer:
                 self.reports.save(self._checkpoint(whole, sums))
             elif self.gathering is not None:
                 self.gathering.send(state)
+
+    def _known_sums(self) -> tuple[Sums, ...]:
+        """The sums of all trainers that this one has; empty where it has its own alone."""
+        summed = self.config.summed_rows
+        return (self.model.read_sums("train"),) if summed else tuple(self._sums)
 
     def _checkpoint(self, state: "State", sums: tuple[Sums, ...]) -> Checkpoint:
         return Checkpoint(
@@ -379,7 +401,8 @@ class Trainer:
     def _vote(self, not_finite: tuple[int, ...]) -> Sequence[StepVote]:
         """Vote on a step; trainers that are not in step do so only now and then."""
         if self.exchange.is_synchronous:
-            return self.agreement.vote(not_finite)
+            sums = self.model.read_sums("last") if self._sums else None
+            return self.agreement.vote(not_finite, sums=sums)
         if not self.exchange.votes_after(self.state.step + 1, self.config.print_freq):
             return (StepVote(not_finite=not_finite),)
         votes = self.agreement.vote()
@@ -387,11 +410,13 @@ class Trainer:
         return (own,)
 
     def _gather_sums(self, mode: Mode) -> Sums:
-        sums = self.model.take_sums(mode)
-        if self.config.summed_rows:  # each has those of all
-            return sums
-        first, *others = self.group.all_gather_object(sums)
-        return sum(others, first)
+        if mode == "train" and self._sums:
+            found, self._sums = tuple(self._sums), [Sums()] * len(self._sums)
+        elif self.config.summed_rows:  # each has those of all
+            return self.model.take_sums(mode)
+        else:
+            found = self.group.all_gather_object(self.model.take_sums(mode))
+        return sum(found[1:], found[0])
 
     def _check_equal(self) -> None:
         """Raise RuntimeError if the parameters of two trainers differ in a bit."""

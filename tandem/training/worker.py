@@ -71,6 +71,9 @@ def _train(spec: RunSpec, arguments: WorkerArguments, launcher: Connection) -> N
     except NotFinite:
         trainer.finish()  # all have agreed, so all give back their memory together
         raise
+    except (PeerLost, LoaderError):
+        trainer.rescue()
+        raise
     finally:
         trainer.close()
 

@@ -22,6 +22,7 @@ from tandem.artifacts.run_folder import (
     find_checkpoint,
     list_checkpoints,
     neighbouring_runs,
+    rescue,
     superseded,
 )
 from tandem.config.command_line import load_config
@@ -374,3 +375,30 @@ def test_a_record_goes_on_where_the_checkpoint_stands(tmp_path: Path) -> None:
     for state, expected in ((RunState(epoch=1, step=40), [TRAIN, later, VALIDATION]), (None, [])):
         open_folder(tmp_path, state).close()
         assert read_records(tmp_path / "record.jsonl") == expected
+
+
+@pytest.mark.parametrize("written", [0, 1])
+def test_a_survivor_saves_once_and_completes_the_record(tmp_path: Path, written: int) -> None:
+    """Trainer 0 ended before or after it had written the last line, or within it."""
+    folder = open_folder(tmp_path)
+    folder.append(replace(TRAIN, step=10))
+    if written:
+        folder.append(TRAIN)
+    folder.close()
+    with (tmp_path / "record.jsonl").open("a") as record:
+        record.write('{"event": "tr')
+    state = RunState(0, 20, 20)
+    path = rescue(tmp_path, make(state), replace(TRAIN, exchange_seconds=9.0))
+    assert path == tmp_path / checkpoint_name(state)
+    assert read_checkpoint(path).state == state
+    assert rescue(tmp_path, make(state, 2.0), TRAIN) is None
+    assert [record.step for record in read_records(tmp_path / "record.jsonl")] == [10, 20]
+
+
+def test_a_line_that_two_trainers_wrote_is_there_once(tmp_path: Path) -> None:
+    folder = open_folder(tmp_path)
+    for record in (TRAIN, replace(TRAIN, exchange_seconds=9.0), VALIDATION):
+        folder.append(record)
+    folder.close()
+    open_folder(tmp_path, RunState(1, 0, 40)).close()
+    assert read_records(tmp_path / "record.jsonl") == [TRAIN, VALIDATION]

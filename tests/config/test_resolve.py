@@ -165,6 +165,22 @@ def test_sums_that_do_not_depend_on_the_trainers_take_groups_of_rows() -> None:
             resolved({"sum_rows": 8, **values}, ranks=2)
 
 
+def test_what_fewer_trainers_could_not_continue_is_refused() -> None:
+    two = {"min_trainers": 2, "devices": ["cpu"] * 2}
+    assert resolved(two).exchange == "gradients"
+    scaled = {"lr_scaling": "linear", "sum_rows": 8}
+    assert resolved({**two, **scaled}).min_trainers == 2
+    cases: list[tuple[dict[str, Any], int, str]] = [
+        ({"lr_scaling": "linear"}, 0, "min_trainers is 2 and lr_scaling is linear"),
+        ({"fully_connected": "single"}, 0, "min_trainers is 2 and fully_connected is single"),
+        ({"devices": ["cpu"]}, 0, "min_trainers: found 2, expected at most 1"),
+        ({}, 2, "min_trainers: found 2, expected null under mpirun.* set exchange: gradients"),
+    ]
+    for values, ranks, expected in cases:
+        with pytest.raises(InputError, match=expected):
+            resolved({**two, **values}, ranks)
+
+
 @pytest.mark.usefixtures("gpus")
 def test_partial_sums_lie_in_the_hosts_memory() -> None:
     with pytest.raises(InputError, match="sum_rows is 8 and devices are cuda:0"):

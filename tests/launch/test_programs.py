@@ -1,6 +1,7 @@
 """When a run is started again, and when that has an end."""
 
 import logging
+from collections.abc import Collection
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -8,6 +9,7 @@ from typing import Any
 import pytest
 
 from tandem.artifacts.checkpoint import RunState
+from tandem.artifacts.run_folder import checkpoint_name
 from tandem.config.schema import Config
 from tandem.launch import programs
 from tandem.launch.local import Launcher
@@ -63,6 +65,51 @@ def test_after_a_fault_a_run_is_started_again_so_often(
     assert train(launcher, config, restarts=restarts) == status
     assert len(launcher.specs) == min(restarts, deaths) + 1
     assert all(spec.config.resume_train for spec in launcher.specs[1:])
+
+
+class SavingLauncher(FakeLauncher):
+    """Saves a step in each run of those whose numbers are given, as survivors do."""
+
+    def __init__(self, saves: Collection[int], *outcomes: Outcome) -> None:
+        super().__init__(*outcomes)
+        self._saves = saves
+
+    def launch(self, spec: RunSpec, *given: Any) -> Outcome:
+        if (number := len(self.specs)) in self._saves:
+            state = RunState(0, number + 1, number + 1, global_batch=6, train_pictures=13)
+            path = spec.config.weights_path / checkpoint_name(state)
+            config = spec.config.model_dump(mode="json")
+            save_weights(path, spec.wnids, state=state, config=config, conditions=spec.conditions)
+        return super().launch(spec, *given)
+
+
+@pytest.mark.parametrize(
+    ("saves", "least", "deaths", "expected", "status"),
+    [
+        # Each step that is saved lets a new trainer take the place of the lost one ...
+        ({0, 1, 2, 3}, 3, 4, "33333", 0),
+        # ... which is left out if it is lost again before one.
+        ({0}, 2, 3, "3332", 0),
+        ((), 2, 2, "332", 0),
+        ((), 2, 3, "332", 1),
+        ({0}, 3, 3, "333", 1),
+        ((), None, 1, "3", 1),
+    ],
+)
+def test_a_run_goes_on_without_a_trainer_that_is_lost_twice(
+    config: Config,
+    saves: Collection[int],
+    least: int | None,
+    deaths: int,
+    expected: str,
+    status: int,
+) -> None:
+    launcher = SavingLauncher(saves, *[Outcome(1, replace(DEATH, who="loader 1"))] * deaths)
+    changes = {"devices": ("cpu",) * 3, "min_trainers": least, "exchange": "gradients"}
+    assert train(launcher, config, **changes) == status
+    assert "".join(str(spec.trainers) for spec in launcher.specs) == expected
+    assert {spec.global_batch for spec in launcher.specs} == {6}
+    assert all(spec.config.exact == (spec.trainers == 3) for spec in launcher.specs)
 
 
 @pytest.mark.parametrize(

@@ -14,7 +14,7 @@ import pytest
 
 from tandem.errors import InputError
 from tandem.processes import heartbeat
-from tandem.processes.messages import Failed, Finished
+from tandem.processes.messages import Failed, Finished, Ready
 from tandem.processes.signals import StopSignals
 from tandem.processes.supervisor import Outcome, Patience, ProgressReporter, _root_cause, supervise
 from tandem.processes.worker_pool import WorkerPool
@@ -26,6 +26,7 @@ from tests.support.adders import (
     exit_with,
     fail,
     hang,
+    save_when_told,
     sleep_with_lock,
     write_and_wait,
     write_slowly,
@@ -253,6 +254,24 @@ def test_a_worker_finishes_what_it_writes_when_another_fails(tmp_path: Path) -> 
     assert failure.who == "adder"
     assert (tmp_path / "sum").exists()
     assert seconds < 20
+
+
+@pytest.mark.parametrize("survives", [False, True])
+def test_survivors_are_waited_for(tmp_path: Path, survives: bool) -> None:
+    """One notices the end of another late: at the end of a long step."""
+    path = tmp_path / "saved"
+    with StopSignals() as signals, WorkerPool(["lost", "survivor"], 60) as pool:
+        pool.start("survivor", save_when_told, path)
+        pool.start("lost", hang, None)
+        while not all(handle.ready for handle in pool.handles):
+            for handle, message in pool.receive(timeout=10):
+                handle.ready |= isinstance(message, Ready)
+        os.kill(pool.pids["lost"], signal.SIGKILL)
+        threading.Timer(2.0, path.with_suffix(".go").touch).start()
+        failure = supervise(pool, ProgressReporter(), signals, True, survives)
+    assert failure is not None
+    assert (failure.who, failure.kind) == ("lost", "death")
+    assert path.exists() == survives
 
 
 def test_time_to_write_is_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

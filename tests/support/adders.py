@@ -44,6 +44,17 @@ def fail(error: Exception, launcher: Connection) -> None:
     raise SystemExit(1)
 
 
+def save_when_told(path: Path, launcher: Connection) -> None:
+    """Work until asked to stop, as a survivor does until it notices; then save and fail."""
+    launcher.send(Ready())
+    launcher.send(0)
+    while not path.with_suffix(".go").exists():
+        time.sleep(0.05)
+    path.touch()
+    launcher.send(Failed(multiprocessing.current_process().name, "consequence", "lost", ""))
+    raise SystemExit(1)
+
+
 def exit_with(status: int, launcher: Connection) -> None:
     raise SystemExit(status)
 
