@@ -391,6 +391,8 @@ PERMITTED = {
     # What a pool's processes say to each other, by pipes of their own.
     "tandem/parallel/team.py": {"pickle.loads"},
     "tandem/parallel/worker.py": {"pickle.loads"},
+    # What ranks of a pool say to each other, by MPI or signed with a key of the user's.
+    "tandem/parallel/rank_messages.py": {"pickle.loads"},
     # The lowerings of a script's own layers, by value through the pipes of its own processes.
     "tandem/keras/fit.py": {"cloudpickle"},
     "tandem/training/setup.py": {"pickle.loads"},

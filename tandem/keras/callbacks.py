@@ -20,7 +20,8 @@ from tandem.errors import InputError
 from tandem.files import write_text
 from tandem.keras.compilation import rates_of
 from tandem.keras.variables import load
-from tandem.launch.status import Status
+from tandem.launch.status import MEASURED, Status
+from tandem.processes.heartbeat import HeartbeatTable
 from tandem.processes.supervisor import ProgressReporter
 from tandem.training.messages import Notice, Stage
 
@@ -240,14 +241,20 @@ def _plain(callback: Any) -> dict[str, Any]:
 class Batches(ProgressReporter):
     """Calls the methods of batches, at the pace of reports, with means of the epoch so far.
 
-    With a `status` it says what is done before the first step.
+    With a `status` it says what is done before the first step, and estimates memory and time.
     """
 
     def __init__(self, callbacks: Any, steps: int, status: Status | None = None) -> None:
         self._callbacks, self._steps, self._status = callbacks, steps, status
         self._records: list[TrainRecord] = []
+        self._pids: Mapping[str, int] = {}
+
+    def begin(self, table: HeartbeatTable, pids: Mapping[str, int]) -> None:
+        self._pids = pids
 
     def report(self, message: object) -> None:
+        if self._status is not None:
+            self._say(self._status, message)
         if isinstance(message, TrainRecord):
             self._records = [r for r in self._records if r.epoch == message.epoch]
             self._records.append(message)
@@ -258,9 +265,17 @@ class Batches(ProgressReporter):
             step = (message.step - 1) % self._steps
             self._callbacks.on_train_batch_begin(step)
             self._callbacks.on_train_batch_end(step, logs)
-        elif isinstance(message, Stage) and self._status is not None and not self._records:
-            self._status.update(message)
-            sys.stdout.write(f"{self._status.starting}\n")
-            sys.stdout.flush()
         elif isinstance(message, Notice):
             sys.stdout.write(f"{message.text}\n")
+
+    def _say(self, status: Status, message: object) -> None:
+        measured = status.pace.count
+        status.update(message)
+        text = ""
+        if isinstance(message, Stage) and not self._records:
+            text = status.starting
+        elif measured < status.pace.count == MEASURED:
+            text = f"\r{status.estimate(self._pids.values())}"  # over a line of Keras's progress
+        if text:
+            sys.stdout.write(f"{text}\n")
+            sys.stdout.flush()

@@ -14,7 +14,6 @@ import functools
 import logging
 import multiprocessing
 import os
-import signal
 import threading
 import time
 from collections.abc import Callable, Mapping
@@ -22,18 +21,16 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from typing import Any, TypeVar
 
-import numpy as np
-
 from tandem.artifacts.reproducibility import versions
 from tandem.artifacts.run_lock import FolderLock
 from tandem.cli import configure_logging
 from tandem.config.hardware import RankInfo, available_memory
-from tandem.distributed import PeerLost, gloo, mpi
+from tandem.distributed import gloo, mpi
 from tandem.distributed.group import RankGroup
 from tandem.errors import InputError
 from tandem.launch.local import Launcher, start_loader, worker_names
 from tandem.processes.child import show_name
-from tandem.processes.heartbeat import HeartbeatMonitor
+from tandem.processes.rank_heartbeat import RankHeartbeat
 from tandem.processes.signals import StopSignals
 from tandem.processes.supervisor import Outcome, ProgressReporter, supervise
 from tandem.processes.worker_pool import WorkerPool
@@ -47,7 +44,6 @@ log = logging.getLogger(__name__)
 
 Made = TypeVar("Made")
 
-BEAT_SECONDS = 0.5
 FIRST_TIMEOUT = 60.0  # before the configuration is known
 END_SECONDS = 10.0  # for a trainer to end, once all have agreed to
 SAVE_SECONDS = 60.0  # for a trainer that has lost another to save the last step
@@ -118,9 +114,8 @@ def _work_together(world: RankGroup, work: Callable[[Launcher], Made]) -> Made:
     multiprocessing.current_process().name = f"trainer {world.rank}"
     show_name(f"trainer {world.rank}")
     here = dict(world.local.all_gather_object((world.rank, os.getpid())))
-    heartbeat = RankHeartbeat(world.split(0), here)
-    heartbeat.start()
-    launcher = RankLauncher(world, heartbeat)
+    launcher = RankLauncher(world, here)
+    launcher.heartbeat.start()
     try:
         if world.rank == 0:
             result = work(launcher)
@@ -132,15 +127,16 @@ def _work_together(world: RankGroup, work: Callable[[Launcher], Made]) -> Made:
         if not isinstance(error, KeyboardInterrupt):
             log.exception("rank %d failed", world.rank)
         world.abort(130 if isinstance(error, KeyboardInterrupt) else 1)
-    heartbeat.stop()
+    launcher.heartbeat.stop()
     return result
 
 
 class RankLauncher(Launcher):
     """Executes runs in which every rank is a trainer."""
 
-    def __init__(self, world: RankGroup, heartbeat: "RankHeartbeat") -> None:
-        self.world, self._heartbeat = world, heartbeat
+    def __init__(self, world: RankGroup, pids: Mapping[int, int]) -> None:
+        self.world, self._of_beats, self._survives = world, world.split(0), False
+        self.heartbeat = RankHeartbeat(self._of_beats, pids, FIRST_TIMEOUT, self._lose)
         leader = world.local.all_gather_object(world.rank)[0]
         software = tuple(f"{name} {version}" for name, version in versions().items())
         self.ranks = world.all_gather_object(
@@ -167,13 +163,22 @@ class RankLauncher(Launcher):
             # A message may be anybody's, so it brings no code.
             self._execute(replace(message, own_code=b""), ProgressReporter())
 
+    def _lose(self, reason: str) -> None:
+        """Abort the job, when this rank has saved what it has to."""
+        log.error("error: the run has ended: %s", reason)
+        if self._survives:
+            self._of_beats.lose(reason)
+            self.heartbeat.stopped.wait(SAVE_SECONDS)
+        self._of_beats.abort(1)
+
     def _execute(self, spec: RunSpec, reporter: ProgressReporter) -> Outcome:
         """Execute this rank's part of a run; return the outcome for all.
 
         Does not return when the run fails, unless all ranks have agreed on it.
         """
         rank, timeout = self.world.rank, spec.config.peer_timeout_seconds
-        self._heartbeat.expect(timeout, spec.survives)
+        self.heartbeat.expect(timeout)
+        self._survives = spec.survives
         reporter.report(Stage(Activity.STARTING))
         group, name, saves = self.world.split(0), f"trainer {rank}", spec.job == "train"
         with StopSignals() as signals, ThreadPoolExecutor(1, "supervisor") as executor:
@@ -232,60 +237,3 @@ class RankLauncher(Launcher):
         except BaseException:
             log.exception("rank %d can't be supervised", self.world.rank)
             self.world.abort(1)
-
-
-class RankHeartbeat(threading.Thread):
-    """Sends heartbeats to other ranks, and aborts the job when one of them sends none.
-
-    Rank 0 exchanges heartbeats with all others, and they with rank 0 only. The `group` is for this
-    thread alone; `pids` are the process ids of the ranks on this machine, by rank.
-    """
-
-    def __init__(self, group: RankGroup, pids: Mapping[int, int]) -> None:
-        super().__init__(name="rank heartbeat", daemon=True)
-        self._group = group
-        ranks = range(1, group.size) if group.rank == 0 else range(1)
-        self._partners = {rank: pids.get(rank) for rank in ranks}
-        self._counters = np.zeros(group.size, np.int64)
-        self._stopped = threading.Event()
-        self.expect(FIRST_TIMEOUT)
-
-    def expect(self, timeout: float, survives: bool = False) -> None:
-        """From now on take a rank for dead that has been silent for `timeout` seconds.
-
-        Where this rank `survives` it, it has something to save before it aborts the job.
-        """
-        self._survives = survives
-        self._monitor = HeartbeatMonitor(self._counters, timeout, self._partners)
-
-    def run(self) -> None:
-        while not self._stopped.wait(BEAT_SECONDS):
-            try:
-                for rank in self._partners:
-                    self._group.beat(rank)
-                for rank in self._group.beats():
-                    self._counters[rank] += 1
-            except PeerLost as error:
-                self._abort(str(error))
-            for rank, seconds in self._monitor.silent().items():
-                self._abort(
-                    f"trainer {rank}: has given no sign of life for {seconds:.0f} s: "
-                    "was it stopped?",
-                    self._partners[rank],
-                )
-
-    def _abort(self, reason: str, silent: int | None = None) -> None:
-        """Abort the job; `silent` is the process that gives no sign of life, if it is here."""
-        log.error("error: the run has ended: %s", reason)
-        if silent is not None and self._group.starter == "torchrun":
-            # A stopped process hears no SIGTERM: torchrun would give it half a minute.
-            with contextlib.suppress(OSError):
-                os.kill(silent, signal.SIGKILL)
-        if self._survives:
-            self._group.lose(reason)
-            self._stopped.wait(SAVE_SECONDS)  # the job is aborted when this rank has saved
-        self._group.abort(1)
-
-    def stop(self) -> None:
-        self._stopped.set()
-        self.join()

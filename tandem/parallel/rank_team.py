@@ -15,7 +15,7 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any, ClassVar, NoReturn
 
 import numpy as np
@@ -31,7 +31,7 @@ from tandem.parallel.rank_messages import Messenger, part_of
 from tandem.parallel.team import Team
 from tandem.parallel.worker import Link, RankSettings, work
 from tandem.processes.child import show_name
-from tandem.processes.heartbeat import BEAT_SECONDS, HeartbeatMonitor
+from tandem.processes.rank_heartbeat import RankHeartbeat
 
 log = logging.getLogger(__name__)
 
@@ -235,46 +235,11 @@ class ReceivedArrays:
         """Return None: they lie in no buffer."""
 
 
-class RankHeartbeat(threading.Thread):
-    """Exchanges heartbeats of the master and each other rank; ends the job where one has none.
-
-    The `group` is for this thread alone; `pids` are the process ids of ranks of this machine.
-    """
-
-    def __init__(
-        self, group: RankGroup, master: int, pids: Mapping[int, int], timeout: float
-    ) -> None:
-        super().__init__(name="rank heartbeat", daemon=True)
-        ranks = set(range(group.size)) - {master} if group.rank == master else {master}
-        self._group, self._partners = group, {rank: pids.get(rank) for rank in ranks}
-        self._counters, self._stopped = np.zeros(group.size, np.int64), threading.Event()
-        self._monitor = HeartbeatMonitor(self._counters, timeout, self._partners)
-
-    def run(self) -> None:
-        while not self._stopped.wait(BEAT_SECONDS):
-            try:
-                for rank in self._partners:
-                    self._group.beat(rank)
-                for rank in self._group.beats():
-                    self._counters[rank] += 1
-            except PeerLost as error:
-                _abort(self._group, str(error))
-            for rank, seconds in self._monitor.silent().items():
-                pid = self._partners[rank]
-                if pid is not None and self._group.starter == "torchrun":
-                    # A stopped process hears no SIGTERM, and torchrun would wait for half a minute.
-                    with contextlib.suppress(OSError):
-                        os.kill(pid, signal.SIGKILL)
-                _abort(self._group, f"worker {rank} has given no sign of life for {seconds:.0f} s")
-
-    def stop(self) -> None:
-        self._stopped.set()
-        self.join()
-
-
 def _heartbeat(group: RankGroup, master: int, timeout: float) -> RankHeartbeat:
     pids = dict(group.local.all_gather_object((group.rank, os.getpid())))
-    heartbeat = RankHeartbeat(group.split(0), master, pids, timeout)
+    own = group.split(0)
+    end = functools.partial(_abort, own)
+    heartbeat = RankHeartbeat(own, pids, timeout, end, master, "worker")
     heartbeat.start()
     return heartbeat
 

@@ -101,7 +101,7 @@ def test_without_a_network_one_sentence_says_so(monkeypatch: pytest.MonkeyPatch)
         file = next(iter(there.files))
         assert str(caught.value).endswith(
             f"http://127.0.0.1:9/{file} cannot be downloaded: no connection; expected --source"
-            " PATH, or a network"
+            " PATH (in Python source=PATH), or a network"
         )
         assert "\n" not in str(caught.value)
 

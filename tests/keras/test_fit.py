@@ -115,7 +115,8 @@ def test_batches_are_reported_with_means_of_the_epoch_so_far() -> None:
 
 
 def test_what_is_done_before_the_first_step_is_said(capsys: pytest.CaptureFixture[str]) -> None:
-    status = Status(SimpleNamespace(begun=0.0), clock=lambda: 7.0)  # type: ignore[arg-type]
+    spec = SimpleNamespace(begun=0.0, job="train")
+    status = Status(spec, clock=lambda: 7.0)  # type: ignore[arg-type]
     for batches in (Batches(None, 4), Batches(None, 4, status)):
         batches.report(Stage(Activity.COMPILING_GRADIENT))
     assert capsys.readouterr().out == "  0.0 s: compiling gradient\n"

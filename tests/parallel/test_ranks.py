@@ -177,7 +177,7 @@ def test_a_lost_rank_ends_all_with_its_name(
     assert result.returncode != 0
     text = result.stdout + result.stderr
     if number == signal.SIGSTOP:
-        assert "error: the pool has ended: worker 1 has given no sign of life" in text
+        assert "error: the pool has ended: worker 1: has given no sign of life" in text
     elif by == "mpirun":  # MPICH kills the others at once, and knows no more
         assert f"PID {lost} " in text
     else:

@@ -10,7 +10,6 @@ from pytensor.graph.basic import Apply
 
 from tandem.backend.lowering.registry import Lowering, computed, lower, torch_dtype, unsupported
 from tandem.ops.crop import CropMirror
-from tandem.ops.ctc import CTC
 from tandem.ops.dropout import Dropout, DropoutMask
 from tandem.ops.lrn import LRN, LRNGrad
 from tandem.ops.relu import Relu, ReluGrad
@@ -194,19 +193,3 @@ def lower_crop_mirror(
     by_gather = compiled or device.type != "cpu" or block > 1
     call = by_index if by_gather else by_picture
     return computed(call, certain=False)
-
-
-@lower.register(CTC)
-def lower_ctc(op: CTC, node: Apply, device: torch.device, compiled: bool) -> Lowering:
-    def call(logits: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
-        logs = logits.transpose(0, 1).log_softmax(dim=2)
-        counts = labels.count_nonzero(dim=1)
-        steps = torch.full_like(counts, len(logs))
-        loss, ways = aten._ctc_loss(logs, labels, steps, counts, 0, False)
-        ones = torch.ones_like(loss)
-        gradient = aten._ctc_loss_backward(
-            ones, logs, labels, steps, counts, loss, ways, 0, zero_infinity=False
-        )
-        return loss, gradient.transpose(0, 1)
-
-    return Lowering(call, opaque=True, computes=True)

@@ -1,4 +1,7 @@
-"""The steps of recurrent layers: a few kernels for each, and all else over all steps at once."""
+"""The steps of recurrent layers: a few kernels for each, and all else over all steps at once.
+
+Beside them the loss of sequences.
+"""
 
 from collections.abc import Callable
 
@@ -7,9 +10,11 @@ from pytensor.graph.basic import Apply
 from pytensor.graph.op import Op
 
 from tandem.backend.lowering.registry import Lowering, computed, lower
+from tandem.ops.ctc import CTC
 from tandem.ops.recurrent import GRUSteps, GRUStepsGrad, LSTMSteps, LSTMStepsGrad
 
 Tensor = torch.Tensor
+aten = torch.ops.aten
 
 
 def _before(first: Tensor, states: Tensor) -> Tensor:
@@ -145,3 +150,19 @@ def lower_steps(op: Op, node: Apply, device: torch.device, compiled: bool) -> Lo
     if call is lstm_steps_grad and device.type == "cpu" and not compiled:
         call = lstm_steps_grad_by_loop
     return computed(call)
+
+
+@lower.register(CTC)
+def lower_ctc(op: CTC, node: Apply, device: torch.device, compiled: bool) -> Lowering:
+    def call(logits: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
+        logs = logits.transpose(0, 1).log_softmax(dim=2)
+        counts = labels.count_nonzero(dim=1)
+        steps = torch.full_like(counts, len(logs))
+        loss, ways = aten._ctc_loss(logs, labels, steps, counts, 0, False)
+        ones = torch.ones_like(loss)
+        gradient = aten._ctc_loss_backward(
+            ones, logs, labels, steps, counts, loss, ways, 0, zero_infinity=False
+        )
+        return loss, gradient.transpose(0, 1)
+
+    return Lowering(call, opaque=True, computes=True)
