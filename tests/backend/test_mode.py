@@ -283,8 +283,8 @@ y = x * 2; del y
 before = faults()
 for _ in range(20):
     y = x * 2; del y
-# A block that something small has nibbled at is given out anew, which may happen once or twice.
-assert faults() - before < 5 * pages, (faults() - before) / pages
+# A block that something small has nibbled at is given out anew, which may happen a few times.
+assert faults() - before < 10 * pages, (faults() - before) / pages
 """
     done = subprocess.run([sys.executable, "-c", code], timeout=120)
     if done.returncode == 3:
