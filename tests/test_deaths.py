@@ -101,7 +101,19 @@ def test_a_run_goes_on(
     time.sleep(random.uniform(0, 0.2))
     for victim in victims:
         job.signal(number, victim)
-    job.end(0, timeout=90)
+    assert "starting again with 3 trainers" in job.end(0, timeout=90)
+    assert_same_bits(job.run, whole)
+
+
+@slow
+def test_a_stopped_trainer_ends_although_another_was_killed(
+    data: Path, tmp_path: Path, whole: Path
+) -> None:
+    """Trainer 0, for which all others wait, is noticed after its timeout."""
+    job = RunningJob(data, tmp_path / "run", 3, **COMMON, min_trainers=3)
+    job.signal(signal.SIGSTOP, "trainer 0")
+    job.signal(signal.SIGKILL, "trainer 1")
+    assert "starting again with 3 trainers" in job.end(0, timeout=90)
     assert_same_bits(job.run, whole)
 
 

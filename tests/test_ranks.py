@@ -203,7 +203,8 @@ def test_rank_0_on_a_terminal_shows_the_live_view(
 ) -> None:
     """As by ``srun --pty``: here one rank, since mpirun gives its ranks pipes."""
     monkeypatch.setenv("PMI_SIZE", "1")
-    with Terminal("train.py", settings(data, tmp_path / "run", batch_size=1)) as terminal:
+    run = tmp_path / "run"
+    with Terminal("train.py", settings(data, run, batch_size=1, n_epochs=4)) as terminal:
         own = r"trainer 0  (computing|exchanging|waiting)[^\n]* 0\.\d\d GB  loader 0  \w+"
         terminal.wait_for(lambda: re.search(own, "\n".join(terminal.lines)) is not None)
         assert terminal.wait() == 0

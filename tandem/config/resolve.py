@@ -293,7 +293,8 @@ def _check_fewer(config: Config, divided: str) -> None:
     """Refuse what fewer trainers cannot continue: the same global minibatch, at the same rate."""
     scales = config.lr_scaling != "none" and not config.summed_rows
     scaled = f"lr_scaling is {config.lr_scaling}" if scales else ""
-    if hindrance := divided or scaled:
+    own = "" if RULES[config.rule].is_synchronous else f"rule is {config.rule}"
+    if hindrance := divided or own or scaled:
         raise InputError(
             f"min_trainers is {config.min_trainers} and {hindrance}: that depends on the number of "
             "trainers, so leave one of both at its default"

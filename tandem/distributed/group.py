@@ -162,8 +162,9 @@ class RankGroup(Group):
         Raises PeerLost if what started the ranks has ended.
         """
 
-    def lose(self, reason: str) -> None:
-        """Make waits for other ranks raise `PeerLost` from now on, where none would end them."""
+    def lose(self, reason: str) -> bool:
+        """Make waits for other ranks raise `PeerLost` from now on; return whether they will."""
+        return False
 
     @abstractmethod
     def beats(self) -> set[int]:

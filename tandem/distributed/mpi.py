@@ -204,8 +204,9 @@ class MpiGroup(RankGroup):
         self._do(message.Irecv, (vector,), 0.0)  # its bytes are moving
         return vector
 
-    def lose(self, reason: str) -> None:
+    def lose(self, reason: str) -> bool:
         self._lost.append(reason)  # MPI would wait for ever
+        return True
 
     def beat(self, rank: int) -> None:
         self._comm.Isend([None, 0, self._mpi.BYTE], rank).Free()

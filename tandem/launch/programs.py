@@ -134,8 +134,8 @@ class Losses:
         run goes on without its device: that may be what is broken.
         """
         config, devices = spec.config, list(spec.devices)
-        if config.min_trainers is None:
-            return {}
+        if config.min_trainers is None or failure.kind not in ("death", "consequence"):
+            return {}  # a fault of the program would recur
         newest = next(iter(list_checkpoints(config.weights_path)[::-1]), None)
         self._in_vain = self._in_vain + 1 if newest == spec.resumed else 0
         if self._in_vain > 1:
@@ -146,7 +146,9 @@ class Losses:
         log.warning("starting again with %d trainers: %s", len(devices), ", ".join(devices))
         changes: dict[str, Any] = {"devices": tuple(devices), "threads": spec.threads}
         if len(devices) < spec.trainers:
-            changes |= {"global_batch": spec.global_batch, "norm_rows": config.group_rows}
+            rows, whole = config.group_rows, spec.global_batch
+            fits = rows is not None and whole % rows == 0
+            changes |= {"global_batch": whole, "norm_rows": rows if fits else "auto"}
             changes["exact"] = config.exact and config.summed_rows is not None
         return changes
 

@@ -163,11 +163,10 @@ class RankLauncher(Launcher):
             # A message may be anybody's, so it brings no code.
             self._execute(replace(message, own_code=b""), ProgressReporter())
 
-    def _lose(self, reason: str) -> None:
-        """Abort the job, when this rank has saved what it has to."""
+    def _lose(self, reason: str, notices: bool) -> None:
+        """Abort the job, when this rank has saved what it has to, if its main thread notices."""
         log.error("error: the run has ended: %s", reason)
-        if self._survives:
-            self._of_beats.lose(reason)
+        if self._survives and (self._of_beats.lose(reason) or notices):
             self.heartbeat.stopped.wait(SAVE_SECONDS)
         self._of_beats.abort(1)
 

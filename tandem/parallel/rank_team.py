@@ -238,7 +238,10 @@ class ReceivedArrays:
 def _heartbeat(group: RankGroup, master: int, timeout: float) -> RankHeartbeat:
     pids = dict(group.local.all_gather_object((group.rank, os.getpid())))
     own = group.split(0)
-    end = functools.partial(_abort, own)
+
+    def end(reason: str, _: bool) -> None:
+        _abort(own, reason)
+
     heartbeat = RankHeartbeat(own, pids, timeout, end, master, "worker")
     heartbeat.start()
     return heartbeat

@@ -27,7 +27,8 @@ class RankHeartbeat(threading.Thread):
     timeout : float
         Seconds of silence after which a rank is dead.
     end : callable
-        Gets the reason and ends the job.
+        Gets the reason, and whether a silent process of this machine was killed, by which its
+        peers notice; ends the job.
     master : int
         The rank with which all others exchange heartbeats.
     kind : str
@@ -39,7 +40,7 @@ class RankHeartbeat(threading.Thread):
         group: RankGroup,
         pids: Mapping[int, int],
         timeout: float,
-        end: Callable[[str], object],
+        end: Callable[[str, bool], object],
         master: int = 0,
         kind: str = "trainer",
     ) -> None:
@@ -62,15 +63,16 @@ class RankHeartbeat(threading.Thread):
                 for rank in self._group.beats():
                     self._counters[rank] += 1
             except PeerLost as error:
-                self._end(str(error))
+                self._end(str(error), False)
             for rank, seconds in self._monitor.silent().items():
                 pid = self._partners[rank]
-                if pid is not None and self._group.starter == "torchrun":
+                kills = pid is not None and self._group.starter == "torchrun"
+                if pid is not None and kills:
                     # A stopped process hears no SIGTERM: torchrun would give it half a minute.
                     with contextlib.suppress(OSError):
                         os.kill(pid, signal.SIGKILL)
                 silence = f"has given no sign of life for {seconds:.0f} s"
-                self._end(f"{self._kind} {rank}: {silence}: was it stopped?")
+                self._end(f"{self._kind} {rank}: {silence}: was it stopped?", kills)
 
     def stop(self) -> None:
         self.stopped.set()

@@ -1,6 +1,7 @@
 """Supervise the workers of a pool, and find the root cause when one fails."""
 
 import logging
+import math
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -84,12 +85,13 @@ def supervise(
     gone on to another activity, reported or written. A failure of the `reporter` is such a request
     too. After a worker's failure the call ends when no worker is writing any more, at most a minute
     later. With `survives`, the others have something to save when they notice it too: the call ends
-    when all have, unless there is a further request, or none does anything else for the timeout.
+    when all have, unless there is a further request, or none does anything else for the timeout,
+    and at the latest when that and a minute have passed.
     """
     reporter.begin(pool.table, pool.pids)
     others = {pool.table.names.index(h.name): h.process.pid for h in pool.handles if h.process}
     monitor = HeartbeatMonitor(pool.table.counters, pool.table.timeout, others)
-    asked, patience = False, Patience(pool)
+    asked, patience, latest = False, Patience(pool), math.inf
     failures: list[Failed] = []
     while not pool.finished:
         can_save = saves and all(handle.ready for handle in pool.reporting)
@@ -121,7 +123,10 @@ def supervise(
         if not (asked or failures) or received:
             patience.restart()
         known = {failure.who for failure in failures}
-        found = [f for f in _deaths(pool) or _silences(pool, monitor) if f.who not in known]
+        found = [f for f in _deaths(pool) if f.who not in known]
+        found = found or [f for f in _silences(pool, monitor) if f.who not in known]
+        if found and not failures:
+            latest = time.monotonic() + pool.table.timeout + WRITE_SECONDS
         failures += found
         if failures and signals.poll() and not can_save:
             return None  # whatever broke, the user has asked for the end
@@ -129,7 +134,8 @@ def supervise(
             for handle in pool.handles:  # so that those who wait for it see an end
                 if handle.process and handle.name in {f.who for f in found}:
                     handle.process.kill()
-            if _are_working(pool, failures) and not patience.is_over and signals.count < 2:
+            is_over = patience.is_over or time.monotonic() > latest
+            if _are_working(pool, failures) and not is_over and signals.count < 2:
                 continue
         if failures:
             failure = _root_cause(pool, failures)

@@ -3,6 +3,7 @@
 Importing this module is cheap; PyTensor and PyTorch are imported when a trainer starts to work.
 """
 
+import logging
 import math
 from collections.abc import Sequence
 from dataclasses import replace
@@ -45,6 +46,8 @@ _COMPILING = {
     "validation": Activity.COMPILING_VALIDATION,
     "crop": Activity.COMPILING_VALIDATION,
 }
+
+log = logging.getLogger(__name__)
 
 
 class StopAgreed(Exception):
@@ -147,7 +150,7 @@ class Trainer:
             sums = self._known_sums() or (self.model.read_sums("train"),)
             self.reports.rescue(self._checkpoint(self.model.state(), sums))
         except Exception as error:
-            self.reports.notice(f"the last step could not be saved: {describe(error)}")
+            log.warning("the last step could not be saved: %s", describe(error))
 
     def _train_step(self, epoch: int, step: int) -> None:
         self.timer.begin(Activity.WAITING)

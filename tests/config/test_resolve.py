@@ -172,6 +172,7 @@ def test_what_fewer_trainers_could_not_continue_is_refused() -> None:
     assert resolved({**two, **scaled}).min_trainers == 2
     cases: list[tuple[dict[str, Any], int, str]] = [
         ({"lr_scaling": "linear"}, 0, "min_trainers is 2 and lr_scaling is linear"),
+        ({"rule": "easgd"}, 0, "min_trainers is 2 and rule is easgd"),
         ({"fully_connected": "single"}, 0, "min_trainers is 2 and fully_connected is single"),
         ({"devices": ["cpu"]}, 0, "min_trainers: found 2, expected at most 1"),
         ({}, 2, "min_trainers: found 2, expected null under mpirun.* set exchange: gradients"),

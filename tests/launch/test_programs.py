@@ -4,12 +4,14 @@ import logging
 from collections.abc import Collection
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from tandem.artifacts.checkpoint import RunState
 from tandem.artifacts.run_folder import checkpoint_name
+from tandem.config.resolve import resolve
 from tandem.config.schema import Config
 from tandem.launch import programs
 from tandem.launch.local import Launcher
@@ -110,6 +112,20 @@ def test_a_run_goes_on_without_a_trainer_that_is_lost_twice(
     assert "".join(str(spec.trainers) for spec in launcher.specs) == expected
     assert {spec.global_batch for spec in launcher.specs} == {6}
     assert all(spec.config.exact == (spec.trainers == 3) for spec in launcher.specs)
+
+
+def test_groups_of_rows_that_do_not_divide_the_whole_are_chosen_anew(tmp_path: Path) -> None:
+    """32 of 100 of each of three trainers, and 300 of all; a fault is not a loss."""
+    config = Config(batch_size=100, min_trainers=1, weights_dir=str(tmp_path))
+    spec: Any = SimpleNamespace(
+        config=config, devices=("cpu",) * 3, trainers=3, threads=1, global_batch=300, resumed=None
+    )
+    losses = programs.Losses()
+    assert losses.changes(spec, replace(DEATH, kind="fault")) == {}
+    assert "global_batch" not in losses.changes(spec, DEATH)
+    found = losses.changes(spec, DEATH)
+    assert (found["global_batch"], found["norm_rows"]) == (300, "auto")
+    assert resolve(config.model_copy(update=found)).norm_rows == 30
 
 
 @pytest.mark.parametrize(
