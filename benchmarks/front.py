@@ -8,8 +8,8 @@ peers are plain PyTorch and DistributedDataParallel over gloo, eager, and channe
 SGD; and Keras on PyTorch: its own `fit`, eager and with `jit_compile`, and, of two processes, its
 model under DistributedDataParallel in the loop of Keras's guide. A turn is a whole epoch of
 pictures of noise, in a new order; ours reads them from the run folder, theirs are in memory. All
-processes stay alive, and those that are not measured stand still. Start and
-compilation are not counted, nor is the first round.
+processes stay alive, and those that are not measured stand still. Start and compilation are not
+counted, nor is the first round.
 
 PyDTNN itself had 0.38 of eager PyTorch's speed on one machine, which is not measured again here.
 """

@@ -238,7 +238,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--run", type=Path, help="run folder (default runs/LOSS-DATA)")
     parser.add_argument("--workers", type=int, default=2, help="this process and others")
     parser.add_argument("--epochs", type=int, default=20)
-    parser.add_argument("--pictures", type=int, help="the first so many (default: all)")
+    parser.add_argument("--pictures", type=int, help="how many, from the first (default: all)")
     parser.add_argument("--filters", type=int, default=32, help="of the largest maps")
     chosen = parser.parse_args(arguments)
     pictures = read(chosen.data, chosen.source, chosen.pictures)

@@ -11,7 +11,7 @@ import fcntl
 import json
 import math
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Self
@@ -154,11 +154,13 @@ class MetricsLog:
         except OSError as error:
             raise InputError(f"{self._path}: cannot be written ({error.strerror})") from error
 
-    def complete(self, last: Record | None) -> None:
-        """Append a record unless it is among the last lines."""
-        lines = self._path.read_bytes().splitlines()[-5:]
-        if last is not None and _place(last) not in [_place(from_json(line)) for line in lines]:
-            self.append(last)
+    def complete(self, latest: Sequence[Record]) -> None:
+        """Append those of the latest records, a few, that are not among the last lines."""
+        lines = self._path.read_bytes().splitlines()[-2 * len(latest) :] if latest else []
+        there = {_place(from_json(line)) for line in lines}
+        for record in latest:
+            if _place(record) not in there:
+                self.append(record)
 
     @contextlib.contextmanager
     def locked(self) -> Iterator[None]:
@@ -186,8 +188,12 @@ class MetricsLog:
         self.close()
 
 
-def _place(record: Record) -> tuple[str, int, int]:
-    return record.event, record.epoch, record.step
+Place = tuple[str, int, int, int]
+
+
+def _place(record: Record) -> Place:
+    """By what a line is known; steps that are left out in a row have one number."""
+    return record.event, record.epoch, record.step, getattr(record, "minibatch", 0)
 
 
 def read_records(path: Path) -> list[Record]:
@@ -201,7 +207,7 @@ def truncate_after(path: Path, state: RunState) -> None:
     A resumed run repeats these steps, and each step is recorded only once: a trainer that was
     slow may have written what another had added for it.
     """
-    kept: dict[tuple[str, int, int], bytes] = {}
+    kept: dict[Place, bytes] = {}
     for line, record in _lines(path):
         if _lies_before(record, state):
             kept.setdefault(_place(record), line + b"\n")

@@ -180,7 +180,7 @@ def _shared_out(config: Config) -> Config:
 
 
 def _summed(config: Config, whole: int, summed: int) -> Config:
-    """The settings of a `global_batch` of groups of `sum_rows`, whoever computes them."""
+    """The settings with a `global_batch` of whole groups of `sum_rows`."""
     group = group_of(summed) if config.norm_rows == "auto" else int(config.norm_rows)
     for name, rows, of, all_rows in (
         ("sum_rows", summed, "global_batch", whole),

@@ -139,7 +139,7 @@ class _SumInPlace(TreeSum[np.ndarray]):
 
 
 def most_partials(global_batch: int, trainers: int, rows: int) -> int:
-    """The number of partial sums that a trainer holds at most, of groups of so many rows.
+    """Return the most partial sums that a trainer holds, of groups of `rows` rows.
 
     A trainer of one group needs no memory for its sum, and counts as none.
     """

@@ -2,6 +2,7 @@
 
 import threading
 import time
+from collections import deque
 from functools import partial
 from multiprocessing.connection import Connection
 from typing import TYPE_CHECKING
@@ -25,6 +26,8 @@ from tandem.training.sample_predictions import SamplePredictions
 
 if TYPE_CHECKING:
     from tandem.training.worker import WorkerArguments
+
+_OWED = 4  # lines of the record that trainer 0 may be behind the others
 
 
 class Reports:
@@ -54,11 +57,11 @@ class Reports:
         self._last_save = time.monotonic()
         self._unwritten, self._marking = 0, threading.Lock()
         self._runs_in = spec.config.weights_path
-        self._last: Record | None = None
+        self._latest: deque[Record] = deque(maxlen=_OWED)
 
     def record(self, record: Record) -> None:
         """Write a line to the log, then show it: the user sees nothing that is not recorded."""
-        self._last = record
+        self._latest.append(record)
         if self.folder is not None:
             self.folder.append(record)
             self._launcher.send(record)
@@ -123,12 +126,12 @@ class Reports:
             writing.add_done_callback(lambda _: self._mark(-1))
 
     def rescue(self, checkpoint: Checkpoint) -> None:
-        """Write a checkpoint at any trainer, and the last line if trainer 0 has not."""
+        """Write a checkpoint at any trainer, and the last lines that trainer 0 owes."""
         self._mark(1)
         try:
             if self.folder is not None:
                 self.folder.written(wait=True)
-            if path := rescue(self._runs_in, checkpoint, self._last):
+            if path := rescue(self._runs_in, checkpoint, self._latest):
                 self._launcher.send(CheckpointWritten(str(path)))
         finally:
             self._mark(-1)

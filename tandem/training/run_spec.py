@@ -167,7 +167,7 @@ class RunSpec:
         return trainer_shares(self.global_batch, self.trainers, group)
 
     def passes(self, rows: int, rank: int) -> list[slice]:
-        """A trainer's passes over its rows of a global minibatch of so many: its rows of each.
+        """A trainer's passes over a global minibatch of `rows` rows: its rows of each pass.
 
         There is one, or one for each of its groups of `sum_rows`, perhaps none.
         """

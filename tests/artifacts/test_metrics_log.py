@@ -161,6 +161,24 @@ def test_what_lies_after_a_checkpoint_is_dropped(
     assert [entry.name for entry in path.parent.iterdir()] == ["record.jsonl"]
 
 
+def test_minibatches_that_are_left_out_in_a_row_have_a_line_each(path: Path) -> None:
+    """Their steps have one number; what was written twice for one is dropped."""
+    records = [TRAIN, replace(NOT_FINITE, minibatch=3), replace(NOT_FINITE, minibatch=4)]
+    write(path, *records, records[2])
+    truncate_after(path, RunState(epoch=9, step=99))
+    assert read_records(path) == records
+
+
+def test_lines_that_are_owed_are_added(path: Path) -> None:
+    latest = [TRAIN, replace(TRAIN, step=TRAIN.step + 1), VALIDATION]
+    write(path, *latest[:1])
+    with MetricsLog(path) as log:
+        log.complete(latest)
+        log.complete(latest)
+        log.complete([])
+    assert read_records(path) == latest
+
+
 def test_a_damaged_record_is_not_rewritten(path: Path) -> None:
     path.write_bytes(before := b"\xff\xfe\n" + to_json(TRAIN).encode() + b"\n")
     with pytest.raises(InputError, match="line 1"):

@@ -44,7 +44,7 @@ def test_reviews_become_numbers_of_frequent_words(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_both_problems_are_learnt(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Short sequences, and reviews of which one word tells."""
+    """Short sequences, and reviews that differ in one word."""
     write_reviews(tmp_path / "reviews")
     short = ["--length", "8", "--sequences", "4000", "--units", "24", "--epochs", "8"]
     example.main([*short, "--run", str(tmp_path / "task")])
