@@ -309,11 +309,11 @@ def test_asynchronous_ranks_on_gpus_keep_what_they_validated(
 @pytest.mark.parametrize("rule", ["easgd", "gosgd"])
 @pytest.mark.usefixtures("starter")
 def test_each_rule_learns(tmp_path: Path, rule: str) -> None:
-    changes = {"rule": rule, "n_epochs": 16, "learning_rate": 0.02, "batch_size": 4}
+    changes = {"rule": rule, "n_epochs": 16, "learning_rate": 0.02, "batch_size": 5}
     changes |= {"snapshot_freq": 16, "gosgd_p": 0.5}
-    train_ranks(prepare(tmp_path / "data"), tmp_path / "run", 3, **changes)
+    train_ranks(prepare(tmp_path / "data", 15), tmp_path / "run", 3, **changes)
     losses = [x["loss"] for x in read_record(tmp_path / "run") if x["event"] == "train"]
-    assert np.mean(losses[-4:]) < losses[0] - 0.02
+    assert np.mean(losses[-4:]) < losses[0] - 0.01
 
 
 # How it ends
