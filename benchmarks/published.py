@@ -116,6 +116,14 @@ _NETWORKS = {  # class, crop size, parameters
     "VGG-16": ("tandem.models.vgg:VGG16", 224, 138_357_544),
     "ResNet-50": ("tandem.models.resnet:ResNet50", 224, 25_557_032),
 }
+
+
+def settings_of(network: "Timed") -> list[str]:
+    """Return a network and its crop for the command line of train.py."""
+    name, crop, _ = _NETWORKS[network.name]
+    return ["--network", name, "--crop_size", str(crop)]
+
+
 TIMED = (
     Timed("AlexNet", 128, (20.50, 10.35, 5.13, 2.63), (0, 0.78, 0.54, 0.61)),
     Timed("GoogLeNet", 32, (63.89, 31.40, 15.51, 7.69), (0, 1.00, 0.71, 0.80)),

@@ -8,8 +8,15 @@ import pytest
 from benchmarks.gpu import table
 from benchmarks.original import (
     ORIGINAL,
+    STOOKE_SPEEDUP,
     Run,
+    exchange_table,
+    function_table,
     hidden_share,
+    loading_table,
+    main,
+    predicted_loading,
+    predicted_resnet,
     run_records,
     run_row,
     table_rows,
@@ -67,6 +74,43 @@ def test_loading_is_hidden_where_the_trainer_does_not_wait() -> None:
     row = run_row(ONE, records)
     assert row["images_per_second"] == 800
     assert row["loading hidden"] == 0.96
+
+
+def test_predictions_of_the_originals_machines() -> None:
+    assert predicted_loading(True, 1) == ORIGINAL[True, 1]
+    # Each GPU receives half of weights and momenta twice, 488 MB in all, by 15.75 GB/s.
+    assert math.isclose(predicted_loading(True, 2), 32.76 / 2 + 20 * 0.48772 / 15.75, rel_tol=1e-4)
+    for loading in (True, False):
+        assert 0.8 < predicted_loading(loading, 2) / ORIGINAL[loading, 2] < 1
+    assert STOOKE_SPEEDUP < predicted_resnet() < 8
+    assert predicted_resnet(1) == 1
+
+
+def test_there_are_five_tables(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        main(["--table", "6"])
+    assert "invalid choice: 6 (choose from 1, 2, 3, 4, 5)" in capsys.readouterr().err
+
+
+@pytest.mark.slow
+def test_tables_are_made_at_a_small_size(tmp_path: Path) -> None:
+    data = write_data_folder(tmp_path / "data", 8, side=70, classes=3, repeat=24, per_file=4)
+    title, *rows = loading_table(data, 16, ["--crop_size", "67", "--width", "0.05"])
+    assert [row[:2] for row in rows] == [("yes", "2"), ("yes", "1"), ("no", "2"), ("no", "1")]
+    assert all(len(row) == len(title) and float(row[2]) > 0 for row in rows)
+    small = ("--batch", "2", "--steps", "3", "--side", "33", "--filters", "2", "--classes", "3")
+    title, *rows = function_table(small)
+    assert [row[0] for row in rows] == ["1", "2", "8"]
+    assert float(rows[1][1]) > 0
+
+
+@pytest.mark.slow
+def test_all_reduces_are_timed_beside_the_originals() -> None:
+    pytest.importorskip("mpi4py")
+    title, *rows = exchange_table(1, 1e-4)
+    assert [row[0] for row in rows][:2] == ["AlexNet, 128, ar", "AlexNet, 128, asa"]
+    assert [row[2:4] for row in rows][:2] == [("2.01", "5.3"), ("0.75", "6.7")]
+    assert all(len(row) == len(title) and float(row[1]) > 0 for row in rows)
 
 
 @pytest.mark.slow
