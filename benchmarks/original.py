@@ -295,7 +295,7 @@ def fit_table(pictures: int = 1280, width: float = 1.0) -> Iterator[Cells]:
     for processes in (1, 2):
         with (
             tempfile.TemporaryDirectory() as folder,
-            fit(Path(folder), processes, Sizes(pictures, width=width)) as ours,
+            fit(Path(folder) / "run", processes, Sizes(pictures, width=width)) as ours,
         ):
             ours.seconds_per_step(1)
             epoch = ours.seconds_per_step(1) * 50_000 / pictures

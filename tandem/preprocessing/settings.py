@@ -23,6 +23,10 @@ _ANSWERS = {
     **dict.fromkeys(("padding", "border"), "pad"),
     **dict.fromkeys(("j", "num_workers", "jobs", "processes", "threads"), "workers"),
     **dict.fromkeys(("limit", "max_images"), "subset"),
+    **dict.fromkeys(
+        ("valtxt_filename", "traintxt_filename"),
+        "tar_root_dir is the folder of val.txt and train.txt",
+    ),
     "shuffle": "the list is always shuffled, once; seed chooses the order",
 }
 

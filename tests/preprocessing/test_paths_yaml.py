@@ -86,6 +86,7 @@ def refused(tmp_path: Path, text: str, *options: str) -> str:
     ("text", "message"),
     [
         ("image_sise: 3", "unknown key image_sise; did you mean image_size?"),
+        ("valtxt_filename: val.txt", "there is no key valtxt_filename: tar_root_dir is the folder"),
         ("zzz: 3", "unknown key zzz; known are source"),
         ("1: 3", "unknown key 1; known are"),
         ("image_size: '256'", 'image_size is "256"; it must be a whole number from 1 to'),
