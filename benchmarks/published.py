@@ -118,10 +118,10 @@ _NETWORKS = {  # class, crop size, parameters
 }
 
 
-def settings_of(network: "Timed") -> list[str]:
-    """Return a network and its crop for the command line of train.py."""
-    name, crop, _ = _NETWORKS[network.name]
-    return ["--network", name, "--crop_size", str(crop)]
+def settings_of(network: "Timed", crop: int | None = None) -> list[str]:
+    """Return a network and its crop, or another, for the command line of train.py."""
+    name, published, _ = _NETWORKS[network.name]
+    return ["--network", name, "--crop_size", str(crop or published)]
 
 
 TIMED = (

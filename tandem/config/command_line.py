@@ -44,6 +44,7 @@ RETIRED: Mapping[str, str] = {
 """Keys of the original program that have no meaning any more, and what replaces each."""
 
 _NAMES = {
+    "collective": "network_alg",
     "learning_rate": "lr base_lr eta",
     "n_epochs": "epochs num_epochs nepochs max_epochs",
     "batch_size": "b batch bs batchsize train_batch_size per_device_batch_size",

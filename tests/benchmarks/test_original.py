@@ -11,10 +11,12 @@ from benchmarks.original import (
     STOOKE_SPEEDUP,
     Run,
     exchange_table,
+    fit_table,
     function_table,
     hidden_share,
     loading_table,
     main,
+    model_table,
     predicted_loading,
     predicted_resnet,
     run_records,
@@ -23,6 +25,7 @@ from benchmarks.original import (
     table_runs,
 )
 from benchmarks.pictures import write_data_folder
+from benchmarks.published import TIMED
 from tandem.artifacts.metrics_log import TrainRecord
 from tandem.errors import InputError
 
@@ -94,10 +97,18 @@ def test_there_are_five_tables(capsys: pytest.CaptureFixture[str]) -> None:
 
 @pytest.mark.slow
 def test_tables_are_made_at_a_small_size(tmp_path: Path) -> None:
-    data = write_data_folder(tmp_path / "data", 8, side=70, classes=3, repeat=24, per_file=4)
+    data = write_data_folder(tmp_path / "data", 8, side=70, classes=3, repeat=80, per_file=4)
     title, *rows = loading_table(data, 16, ["--crop_size", "67", "--width", "0.05"])
     assert [row[:2] for row in rows] == [("yes", "2"), ("yes", "1"), ("no", "2"), ("no", "1")]
     assert all(len(row) == len(title) and float(row[2]) > 0 for row in rows)
+    width = ["--width", "0.05"]
+    title, *rows = model_table(data, [one for one in TIMED if one.name == "AlexNet"], 67, width)
+    assert [row[1] for row in rows] == ["1", "2", "4", "8"]
+    assert [row[5] for row in rows] == ["1.00", "1.84", "3.62", "6.33"]  # of the README's seconds
+    assert rows[0][4] == rows[0][6] == "1.00"
+    title, *rows = fit_table(192, 0.1)
+    assert [row[1:] for row in rows[2:]] == [("8", "", "0.50"), ("8", "", "0.85")]
+    assert all(float(row[2]) > 0 for row in rows[:2])
     small = ("--batch", "2", "--steps", "3", "--side", "33", "--filters", "2", "--classes", "3")
     title, *rows = function_table(small)
     assert [row[0] for row in rows] == ["1", "2", "8"]

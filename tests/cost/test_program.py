@@ -162,6 +162,7 @@ def test_settings_that_rates_depend_on_are_named(
         (["--width", "0"], "--width is 0; it must be"),
         (["--network_bw", "-1"], "--network_bw is -1; it must be a number above 0"),
         (["--ranks_eech", "2"], "unknown option --ranks_eech; did you mean --ranks_each?"),
+        (["--network_alg", "2"], "unknown option --network_alg; did you mean --collective?"),
         (["--collective", "nccl"], "collective: nccl has no model: it depends on the links"),
         (["--collective", "asaa"], '--collective is "asaa"; it must be'),
         (["--exchange", "shared", "--ranks", "4"], "exchange: shared is one copy of the weights"),
