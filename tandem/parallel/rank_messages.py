@@ -159,7 +159,7 @@ def _user_key(path: Path) -> bytes:
     """Read the user's key, made at its first use."""
     path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     if not path.exists():
-        made = path.with_name(f"{path.name}.{os.getpid()}")
+        made = path.with_name(f"{path.name}.{secrets.token_hex(8)}")  # machines share a home
         with open(os.open(made, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:  # noqa: PTH123
             file.write(secrets.token_bytes(_KEY_BYTES))
         with contextlib.suppress(FileExistsError):

@@ -62,7 +62,7 @@ def test_ranks_compute_the_bits_of_processes(by: Starter, two: Pool, tmp_path: P
     """And central tests of functions and collectives are passed by such a pool."""
     files = [f"tests/parallel/test_{name}.py" for name in ("collectives", "function")]
     words = [*RANK_POOL, "0", str(tmp_path / "found.npz"), *files, "-k", CENTRAL]
-    assert " passed" in run(2, *words, by=by)
+    run(2, *words, by=by)  # which succeeds as pytest does
     assert_same_bits(tmp_path / "found.npz", two)
 
 
@@ -83,7 +83,7 @@ def test_ranks_on_gpus_compute_the_bits_of_processes(two: Pool, tmp_path: Path) 
 @pytest.mark.parametrize("files", ["collectives function", "faults pool old_faults graphs data"])
 def test_pools_of_ranks_pass_the_tests_of_pools(by: Starter, ranks: int, files: str) -> None:
     paths = [f"tests/parallel/test_{name}.py" for name in files.split()]
-    assert " passed" in run(ranks, *RANK_POOL, str(ranks // 3), "-", *paths, by=by)
+    run(ranks, *RANK_POOL, str(ranks // 3), "-", *paths, by=by)
 
 
 @slow
