@@ -11,6 +11,7 @@ import pytest
 import tandem.keras
 from tandem.errors import InputError
 from tandem.keras.callbacks import MEMORY, Batches, check_callbacks, read_memory, settings_of
+from tandem.keras.compilation import Compilation
 from tandem.keras.distribution import Arguments
 from tandem.launch.status import Status
 from tandem.training.messages import Activity, Stage
@@ -128,6 +129,14 @@ def test_a_misspelt_loss_is_answered() -> None:
     tandem.keras.distribute(misspelt, devices=["cpu"])
     with pytest.raises(InputError, match="did you mean sparse_categorical_crossentropy"):
         misspelt.fit(X, Y)
+
+
+@pytest.mark.parametrize("loss", ["crossentropy", "CE"])
+def test_a_loss_that_keras_chooses_by_the_shapes_is_known(loss: str) -> None:
+    chosen = model()
+    chosen.compile("sgd", loss)
+    found = Compilation.of(chosen, lambda: (X[:1], Y[:1]))
+    assert len(found.losses) == 1
 
 
 def test_a_damaged_memory_is_named(tmp_path: Path) -> None:
