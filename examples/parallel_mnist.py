@@ -10,6 +10,7 @@ calls are the demo's (Stooke and Abbeel 2017, github.com/astooke/Synkhronos, dem
 """
 
 import argparse
+import re
 import time
 from collections.abc import Iterator
 from typing import Any
@@ -22,6 +23,8 @@ import examples.lasagne_layers as lasagne
 import tandem.parallel as synk
 from tandem import datasets
 from tandem.parallel.extensions import updates
+
+MODELS = "mlp, cnn or custom_mlp:DEPTH,WIDTH,DROP_IN,DROP_HID"
 
 
 def build_mlp(
@@ -45,14 +48,15 @@ def build_cnn(x: Any) -> lasagne.Layer:
 
 
 def build_network(model: str, x: Any) -> lasagne.Layer:
-    """Build ``mlp``, ``cnn`` or ``custom_mlp:DEPTH,WIDTH,DROP_IN,DROP_HID``."""
-    name, _, numbers = model.partition(":")
-    if name == "cnn":
+    """Build one of `MODELS`; raise ValueError if it is none."""
+    if model == "mlp":
+        return build_mlp(x)
+    if model == "cnn":
         return build_cnn(x)
-    if name == "custom_mlp":
-        depth, width, *rates = numbers.split(",")
+    if found := re.fullmatch(r"custom_mlp:(\d+),(\d+),(0?\.\d+|0),(0?\.\d+|0)", model):
+        depth, width, *rates = found.groups()
         return build_mlp(x, int(depth), int(width), *map(float, rates))
-    return build_mlp(x)
+    raise ValueError(f"found model {model}, expected {MODELS}")
 
 
 class Functions:
@@ -142,7 +146,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("model", nargs="?", default="mlp", help=build_network.__doc__)
+    parser.add_argument("model", nargs="?", default="mlp", help=MODELS)
     parser.add_argument("--batch", type=int, default=500, help="pictures of all workers together")
     parser.add_argument("--epochs", type=int, default=10)
     parser.add_argument("--data", choices=["mnist", "fashion_mnist"], default="mnist")
@@ -150,6 +154,10 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--workers", type=int, default=2, help="this process and others")
     parser.add_argument("--scattered", action="store_true", help="each worker has its part")
     chosen = parser.parse_args(arguments)
+    try:
+        build_network(chosen.model, pt.tensor4(dtype="float32"))
+    except ValueError as error:
+        parser.error(str(error))
     data = datasets.load(chosen.data, chosen.source)
     synk.fork(chosen.workers, use_gpu=False, threads=1)
     try:

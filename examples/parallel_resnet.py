@@ -132,7 +132,8 @@ def main(arguments: list[str] | None = None) -> int:
         synk.all_reduce(functions.averages)
         loss, missed = functions.validate(*data, num_slices=2)
         print(f"validation: loss {loss:.4f} nats, error {missed:.2%}")
-        print(f"{workers} workers: {whole / np.median(seconds[1:]):.2f} images/s", flush=True)
+        rate = whole / np.median(seconds[1:] or seconds)  # the first step compiles
+        print(f"{workers} workers: {rate:.2f} images/s", flush=True)
     finally:
         synk.close()
     return 0

@@ -39,6 +39,13 @@ def test_a_perceptron_is_products() -> None:
     np.testing.assert_allclose(found[1], -np.log(expected[[0, 1, 2], [1, 0, 9]]), rtol=1e-5)
 
 
+@pytest.mark.parametrize("model", ["cmn", "custom_mlp:3,50", "custom_mlp:a,5,.2,.5", "mlp:3"])
+def test_an_unknown_model_is_refused(model: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        parallel_mnist.main([model])
+    assert f"found model {model}, expected mlp, cnn or custom_mlp:" in capsys.readouterr().err
+
+
 def trained(workers: int, train: Callable[[], Any]) -> tuple[list[float], list[np.ndarray]]:
     synk.fork(workers, use_gpu=False, threads=1)
     try:

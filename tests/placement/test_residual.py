@@ -1,8 +1,6 @@
 """A residual network placed as neon would: 20 steps over ranks are those of one process."""
 
 import json
-import subprocess
-import sys
 
 import numpy as np
 import pytensor
@@ -10,7 +8,7 @@ import pytest
 
 from tandem.backend import device_mode
 from tests.support.placed_residual import STEPS, network, stepped
-from tests.support.tiny import ROOT
+from tests.support.ranks import run_ranks
 
 TOLERANCE = 1e-9  # of a loss
 
@@ -41,9 +39,7 @@ def test_a_wrong_factor_of_a_gradient_would_show(parameter: int) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("ranks", [2, 3, 4])
 def test_ranks_learn_what_one_process_does(ranks: int) -> None:
-    command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", str(ranks)]
-    command += ["--master-port", str(29600 + ranks), "-m", "tests.support.placed_residual"]
-    ended = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=170)
+    ended = run_ranks(ranks, "-m", ["tests.support.placed_residual"], timeout=170, by="torchrun")
     assert ended.returncode == 0, ended.stderr
     losses = json.loads(ended.stdout.splitlines()[-1])
     np.testing.assert_allclose(losses, alone(), rtol=TOLERANCE)
