@@ -4,6 +4,7 @@ The graphs are those that a run builds, rewritten and scheduled as for its funct
 made. Weights, states and gradients are zeros that nobody touches, so they take no memory.
 """
 
+import mmap
 from dataclasses import dataclass
 
 import numpy as np
@@ -97,8 +98,10 @@ def trainer_step(config: Config, classes: int) -> TrainerStep:
     optimizer = optimizer_of(dict(config))
     layout = parameter_layout(network, optimizer, config.parameter_groups)
     slots = HostSlots((), _slot_layout(network, config))
+    # Never touched, so never there: an allocator that keeps freed memory would write zeros.
     parameters, gradients = (
-        np.zeros(nbytes, np.uint8) for nbytes in (layout.parameters_nbytes, layout.nbytes)
+        np.frombuffer(mmap.mmap(-1, nbytes), np.uint8)
+        for nbytes in (layout.parameters_nbytes, layout.nbytes)
     )
     memory = HostMemory(slots, layout, [parameters], [gradients])
     buckets = ExchangeSettings.of(dict(config)).exchange.buckets(layout)
