@@ -2,6 +2,7 @@
 
 import copy
 import traceback
+import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 from typing import Any, NoReturn, cast
@@ -23,6 +24,9 @@ from tandem.backend.runtime import out_of_memory
 from tandem.backend.schedule import Observe, Results, Target, update_mapping
 from tandem.backend.segments import SegmentedRun
 from tandem.backend.shared import DeviceContainer, is_on_device, tensor_over
+
+# Of a precision that the user has chosen, and to Inductor's authors about the softmax of few rows.
+INDUCTOR_ADVICE = ("TensorFloat32 tensor cores", r"\s*Online softmax is disabled")
 
 Read = Callable[[Any], Any]
 Storage = list[list[Any]]
@@ -109,6 +113,8 @@ class DeviceLinker(JITLinker):
         """Compile the program, or each of its segments, if the target asks for it."""
         run, store_results = fn.run, fn.store_results
         if self.target.compiled:
+            for advice in INDUCTOR_ADVICE:
+                warnings.filterwarnings("ignore", advice, UserWarning)
             compiler = partial(
                 torch.compile, fullgraph=not fn.breaks, dynamic=False, mode=self._compile_mode
             )

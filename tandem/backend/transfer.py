@@ -1,4 +1,4 @@
-"""Copies between the host and a device for which the host waits at most once."""
+"""Copies between the host and a device."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -19,19 +19,18 @@ def upload(array: NDArray[Any], device: str | torch.device) -> torch.Tensor:
 
 
 def download(values: Sequence[Any]) -> list[Any]:
-    """Return tensors as arrays; of several on a GPU, the host waits once for all.
+    """Return tensors as arrays: page-locked ones if they were on a GPU, else over their memory.
 
-    Those on a GPU are copied to page-locked memory, those on the host are not copied. Anything else
-    among the values is returned as it is.
+    The host waits for each copy: PyTorch would remember the stream of another, and ask that stream
+    when the array is dropped, which may be after the stream. Anything else among the values is
+    returned as it is.
     """
-    copies = [_begin_copy(value) if isinstance(value, torch.Tensor) else value for value in values]
-    for device in {v.device for v in values if isinstance(v, torch.Tensor) and v.is_cuda}:
-        torch.cuda.current_stream(device).synchronize()
-    return [copy.numpy() if isinstance(copy, torch.Tensor) else copy for copy in copies]
+    return [
+        _on_host(value).numpy() if isinstance(value, torch.Tensor) else value for value in values
+    ]
 
 
-def _begin_copy(tensor: torch.Tensor) -> torch.Tensor:
+def _on_host(tensor: torch.Tensor) -> torch.Tensor:
     if not tensor.is_cuda:
         return tensor
-    target = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True)
-    return target.copy_(tensor, non_blocking=True)
+    return torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True).copy_(tensor)

@@ -157,7 +157,7 @@ def test_a_rate_that_overflows_stops_the_run_at_its_step(
 
 
 def test_more_than_the_memory_is_refused_in_a_sentence(data: Path, tmp_path: Path) -> None:
-    changes = {**EXACT, "devices": ["cuda:0"], "width": 40.0, "batch_size": 512}
+    changes = {**EXACT, "devices": ["cuda:0"], "width": 40.0, "batch_size": 4}
     result = run_program("train.py", settings(data, tmp_path / "run", **changes), SECONDS)
     assert result.returncode == 2, result.stderr
     last = result.stderr.strip().splitlines()[-1]

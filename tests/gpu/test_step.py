@@ -1,5 +1,6 @@
 """The training step on a GPU: each precision against float32 on the CPU, and captured."""
 
+import warnings
 from typing import Any
 
 import numpy as np
@@ -49,20 +50,41 @@ def ops(step: ResidentStep) -> set[type]:
     return {type(node.op) for node in graph.apply_nodes}
 
 
+@pytest.fixture(scope="module")
+def in_float32(driver: CudaDriver) -> dict[str, np.ndarray]:
+    """Gradients of the last step by PyTorch's kernels."""
+    step = on_gpu(driver, without=[GPU, TRITON])
+    losses(step)
+    return gradients(step)
+
+
+def gradients(step: ResidentStep) -> dict[str, np.ndarray]:
+    return {name: variable.get_value() for name, variable in step.gradients.items()}
+
+
+def relative_error(found: np.ndarray, exact: np.ndarray) -> float:
+    return float(np.linalg.norm(found - exact) / np.linalg.norm(exact))
+
+
 @pytest.mark.parametrize("without", [[TRITON], [GPU], [GPU, TRITON]], ids="-".join)
 @pytest.mark.parametrize(("precision", "tolerance"), TOLERANCES)
-def test_kernels_for_gpus_compute_what_pytorchs_do(
-    driver: CudaDriver, precision: str, tolerance: float, without: list[str]
+def test_kernels_for_gpus_err_as_little_as_pytorchs(
+    driver: CudaDriver,
+    in_float32: dict[str, np.ndarray],
+    precision: str,
+    tolerance: float,
+    without: list[str],
 ) -> None:
+    """Rounding moves maxima of pools, so elements of two gradients differ more than their norms."""
     with_all, plain = on_gpu(driver, precision), on_gpu(driver, precision, without=without)
     assert (PoolNormGrad in ops(with_all)) == (missing_for_triton() is None)
     assert ops(plain).isdisjoint([PoolNormGrad] if TRITON in without else [Conv2dBiasGrad])
     np.testing.assert_allclose(losses(with_all), losses(plain), rtol=max(tolerance, 1e-3))
-    for name, variable in plain.gradients.items():
-        value = variable.get_value()
-        scale = 8 * tolerance * np.abs(value).max()
-        found = with_all.gradients[name].get_value()
-        np.testing.assert_allclose(found, value, rtol=0, atol=scale, err_msg=name)
+    theirs = gradients(plain)
+    for name, value in gradients(with_all).items():
+        exact = in_float32[name]
+        ours, expected = (relative_error(x, exact) for x in (value, theirs[name]))
+        assert ours <= 1.5 * expected + tolerance, (name, ours, expected)
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
@@ -111,8 +133,9 @@ def test_a_step_never_makes_the_host_wait(driver: CudaDriver) -> None:
     step = on_gpu(driver)
     step.run()
     torch.cuda.synchronize()
-    torch.cuda.set_sync_debug_mode("error")
     try:
+        with warnings.catch_warnings(action="ignore"):  # of a prototype
+            torch.cuda.set_sync_debug_mode("error")
         step.rate.set_value(np.float32(0.005))
         step.run()
     finally:

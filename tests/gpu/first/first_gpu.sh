@@ -30,6 +30,7 @@ stage=$1 out=${2:-runs/first_gpu} pictures=${3:-} wheels=${4:-}
 here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
 cd "$here/../../.."
 mkdir -p "$out"
+export OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1
 export PYTHON=${PYTHON:-python3} PYTHONUNBUFFERED=1 TF_CPP_MIN_LOG_LEVEL=3
 export PYTHONPATH="$PWD${PYTHONPATH:+:$PYTHONPATH}"
 if [ -n "$wheels" ]; then
@@ -53,7 +54,7 @@ within() {
     if [ "${PIPESTATUS[0]}" = 124 ]; then echo "== stopped after $limit seconds"; fi
 }
 
-gpu_tests() { within "$1" "$PYTHON" -m pytest -m gpu -q -rA "${@:2}"; }
+gpu_tests() { within "$1" "$PYTHON" -m pytest -m gpu -q -rA -p no:benchmark "${@:2}"; }
 gpu_bench() { within "$1" "$PYTHON" -m benchmarks.gpu --seconds $(($1 - 20)) "${@:2}"; }
 
 case $stage in
