@@ -26,6 +26,7 @@ DIVIDED: dict[str, tuple[int, list[str]]] = {
     "shares": (1, ["tests/distributed/test_shares.py"]),
     "divided": (2, ["tests/test_divided_runs.py"]),
     "norm": (2, ["tests/test_batch_norm_runs.py"]),
+    "demo": (1, ["tests/test_demo.py"]),
     "rest": (12, ["tests"]),
 }
 PARTS = [f"{name}-{k}" for name, (parts, _) in DIVIDED.items() for k in range(1, parts + 1)]
@@ -41,7 +42,7 @@ def arguments_of(part: str) -> list[str]:
     chosen = [f"--chunk={number}/{parts}", *paths, *left_out]
     return [
         "--numprocesses=2",
-        "--dist=loadfile" if name == "rest" else "--dist=load",
+        "--dist=loadfile" if name in ("rest", "demo") else "--dist=load",
         "-m=slow",
         *chosen,
     ]

@@ -54,16 +54,17 @@ def test_a_run_that_was_interrupted_has_every_point_once(data: Path, tmp_path: P
     assert_curves_are_the_record(tmp_path)
     found = read(tmp_path)
     weights = load_file(tmp_path / "epoch-0003.safetensors")
+    # The second is left out while the first is processed, a moment before.
+    shown_checkpoints = ([4, 8, 12], [4, 12])
     for name, value in weights.items():
         if not name.startswith("momentum/"):
             shown = found.Histograms(f"weights/{name}")
-            # The second is left out while the first is processed, a moment before.
-            assert [event.step for event in shown] in ([4, 8, 12], [4, 12])
+            assert [event.step for event in shown] in shown_checkpoints
             assert shown[-1].histogram_value.sum == pytest.approx(value.sum(dtype=float), rel=1e-4)
             update = found.Histograms(f"updates/{name}")[-1].histogram_value
             assert update.max == weights[f"momentum/{name}"].max()
     for tag in ("filters", "predictions"):
-        assert [event.step for event in found.Images(tag)] == [4, 8, 12]
+        assert [event.step for event in found.Images(tag)] in shown_checkpoints
 
 
 @pytest.mark.slow
