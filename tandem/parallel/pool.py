@@ -81,6 +81,8 @@ class Pool(Collectives):
         are set for this process too.
     precision : "float32", "tf32", "bfloat16" or "float64"
         Of the operands of products and convolutions, see `tandem.backend.device_mode`.
+    regions : bool
+        On CPUs, compute loops and small arrays by Numba's code, see `tandem.backend.device_mode`.
     timeout : float
         Seconds without a sign of life after which a worker is taken for dead.
 
@@ -106,6 +108,7 @@ class Pool(Collectives):
         devices: Sequence[str] | None = None,
         threads: int | None = None,
         precision: "Precision" = "float32",
+        regions: bool = False,
         timeout: float = 30.0,
     ) -> None:
         self.registry = Registry()
@@ -127,6 +130,7 @@ class Pool(Collectives):
             devices=devices,
             threads=threads,
             precision=precision,
+            regions=regions,
             timeout=timeout,
         )
 
@@ -142,6 +146,7 @@ class Pool(Collectives):
         devices: Sequence[str] | None = None,
         threads: int | None = None,
         precision: "Precision" = "float32",
+        regions: bool = False,
         timeout: float = 30.0,
     ) -> None:
         """Start the workers of a pool that is closed, from the master's values.
@@ -179,6 +184,7 @@ class Pool(Collectives):
                 gpu_of(name),
                 threads or max(1, each),
                 precision,
+                regions,
                 SPIN_SECONDS if self.ranks <= cores else 0.0,
                 f"worker_{rank}.prof" if profile_workers else None,
             )

@@ -201,6 +201,7 @@ def open_rank(
         device_mode,
         "cpu" if gpu is None else gpu.device,
         precision=settings.precision,
+        regions=settings.regions,
         results="host" if gpu is None else "device",
     )
     return Rank(settings.rank, settings.ranks, residents, mode, buffers, gpu)

@@ -51,6 +51,7 @@ class RankSettings:
     gpu: "Gpu | None"  # None: the CPU
     threads: int
     precision: "Precision"
+    regions: bool
     spin: float  # seconds for which a rank that waits for a message stays awake
     profile: str | None = None  # file to which a profile of the worker's work is written
 

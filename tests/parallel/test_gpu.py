@@ -287,7 +287,7 @@ def test_a_call_is_done_when_its_inputs_have_been_copied() -> None:
 
 def test_a_worker_locks_the_inputs_of_a_call() -> None:
     buffers, (group,) = ReceivedBuffers(), local_groups(1)
-    rank = open_rank(RankSettings(0, 1, SimulatedGpu(0), 1, "float32", 0.0), group, buffers)
+    rank = open_rank(RankSettings(0, 1, SimulatedGpu(0), 1, "float32", False, 0.0), group, buffers)
     buffers.add(3, HostBuffer.create(48))
     buffers.add(4, HostBuffer.create(48))
     function: Any = SimpleNamespace(run=lambda inputs, share: None)

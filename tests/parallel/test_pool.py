@@ -18,6 +18,7 @@ import pytensor.tensor as pt
 import pytest
 
 import tandem.parallel as synk
+from tandem.backend.regions import Region
 from tandem.config.hardware import available_cores, cuda_device_count
 from tandem.errors import InputError
 from tandem.parallel import Pool
@@ -504,3 +505,15 @@ def test_nothing_is_left_of_pools() -> None:
 def no_callbacks() -> Iterator[None]:
     yield
     CALLBACKS.clear()
+
+
+def test_small_arrays_of_a_pool_are_regions_where_it_asks_for_them() -> None:
+    x: Any = pt.dmatrix("x")
+    total = (pt.exp(x) / (1 + pt.sqr(x))).sum()
+    for regions in (False, True):
+        with Pool(1, regions=regions) as pool:
+            f: Any = pool.function([x], (total, "sum"))
+            pool.distribute()
+            graphs = [variant.maker.fgraph for variant in f.local._variants.values()]
+            ops = {type(node.op) for graph in graphs for node in graph.apply_nodes}
+            assert (Region in ops) == regions
