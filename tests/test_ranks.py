@@ -538,6 +538,26 @@ def test_a_killed_job_resumes_with_the_same_bits(data: Path, tmp_path: Path, two
 
 
 @slow
+@pytest.mark.parametrize("victim", ["trainer 0", "trainer 1"])
+def test_torchrun_starts_again_at_the_step_that_a_survivor_saved(
+    data: Path, tmp_path: Path, victim: str
+) -> None:
+    """Nothing else is saved. With sums of single rows the bits are those of one trainer."""
+    changes = {**COMMON, "n_epochs": 40, "sum_rows": 1, "global_batch": 4, "print_freq": 1}
+    changes |= {"snapshot_freq": 10_000, "snapshot_minutes": 0, "resume_train": True}
+    whole, run = tmp_path / "whole", tmp_path / "run"
+    train(data, whole, **changes, devices=["cpu"])
+    started = job(data, run, 2, 20, "torchrun", 1, **changes)
+    os.kill(started.find(victim), signal.SIGKILL)
+    result = started.finish(120)
+    assert result.returncode == 0, result.stderr
+    found = re.search(r"continuing from .*epoch-(\d+)(?:-step-(\d+))?", result.stderr)
+    assert found, result.stderr
+    assert 4 * int(found[1]) + int(found[2] or 0) >= 16  # of 20 lines, four of validation
+    assert_same_bits(run, whole)
+
+
+@slow
 @pytest.mark.parametrize("collective", ["ar", "asa16"])
 @pytest.mark.usefixtures("starter")
 def test_other_collectives_resume_consistently(data: Path, tmp_path: Path, collective: str) -> None:

@@ -48,13 +48,14 @@ def starter() -> str | None:
     return str(beside) if beside.exists() else shutil.which("mpirun")
 
 
-def command(ranks: int, by: Starter = "mpirun") -> list[str]:
-    """Return the command that starts this Python as `ranks` ranks."""
+def command(ranks: int, by: Starter = "mpirun", restarts: int = 0) -> list[str]:
+    """Return the command that starts this Python as ranks, by torchrun again if they fail."""
     if by == "torchrun":
         # With a port of its own: several jobs may run at once.
         with socket.create_server(("127.0.0.1", 0)) as free:
             port = free.getsockname()[1]
         options = ["--master-port", str(port), "--nproc-per-node", str(ranks)]
+        options += ["--max-restarts", str(restarts)]
         return [sys.executable, "-m", "torch.distributed.run", *options]
     return [str(starter()), "-n", str(ranks), sys.executable]
 
@@ -73,12 +74,17 @@ class Job:
     """
 
     def __init__(
-        self, ranks: int, program: str, arguments: Iterable[str] = (), by: Starter = "mpirun"
+        self,
+        ranks: int,
+        program: str,
+        arguments: Iterable[str] = (),
+        by: Starter = "mpirun",
+        restarts: int = 0,
     ) -> None:
         self._mark = f"{_MARK}={os.getpid()}-{next(_numbers)}"
         name, _, value = self._mark.partition("=")
         self.process = subprocess.Popen(
-            [*command(ranks, by), program, *arguments],
+            [*command(ranks, by, restarts), program, *arguments],
             cwd=ROOT,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
@@ -135,10 +141,16 @@ def run_ranks(
 
 
 def job(
-    data: Path, run: Path, ranks: int, steps: int, by: Starter = "mpirun", **changes: object
+    data: Path,
+    run: Path,
+    ranks: int,
+    steps: int,
+    by: Starter = "mpirun",
+    restarts: int = 0,
+    **changes: object,
 ) -> Job:
     """Start ranks, and return when the record has `steps` lines."""
-    started = Job(ranks, "train.py", settings(data, run, **changes), by)
+    started = Job(ranks, "train.py", settings(data, run, **changes), by, restarts)
     record, deadline = run / "record.jsonl", time.monotonic() + 180
     while not record.exists() or record.read_bytes().count(b"\n") < steps:
         if started.process.poll() is not None or time.monotonic() > deadline:
