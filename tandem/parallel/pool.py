@@ -35,6 +35,7 @@ from tandem.parallel.rank_team import (
     join,
     serve_master,
     share_cores,
+    share_memory,
 )
 from tandem.parallel.registry import Registry
 from tandem.parallel.residents import Access
@@ -190,13 +191,14 @@ class Pool(Collectives):
             )
             for rank, name in enumerate(chosen)
         ]
-        if group is not None and group.rank != master_rank:
-            serve_master(settings[group.rank], group, master_rank, timeout)
-        buffers = SharedBuffers()
-        access: Sequence[Any] = [group] * self.ranks
+        buffers, is_host = SharedBuffers(), device == "cpu"
         if group is None:
-            access = self._make_access(is_host=device == "cpu")
+            access = self._make_access(is_host)
         else:
+            shared = share_memory(group) if is_host else group
+            if group.rank != master_rank:
+                serve_master(settings[group.rank], group, shared, master_rank, timeout)
+            access = [shared] * self.ranks
             self._team = RankTeam(group, buffers, timeout)
         self.rank = open_rank(settings[master_rank], access[master_rank], buffers, former)
         self._device = device

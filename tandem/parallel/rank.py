@@ -32,6 +32,8 @@ from tandem.parallel.messages import (
 from tandem.parallel.residents import (
     Access,
     HostResidents,
+    NearResidents,
+    RankMemory,
     RankResidents,
     Residents,
     ShardedReduction,
@@ -209,6 +211,8 @@ def open_rank(
 
 def _open_memory(gpu: Gpu | None, access: Access) -> tuple[Residents, RankGpu | None]:
     if gpu is None:
+        if isinstance(access, RankMemory):
+            return NearResidents(), None
         return RankResidents() if isinstance(access, RankGroup) else HostResidents(), None
     from tandem.parallel.gpu_residents import CudaResidents
 

@@ -1,8 +1,8 @@
 """A pool whose ranks mpirun or torchrun has started, on one machine or several.
 
 Every rank executes the same script, up to where the pool is made. There the master goes on, and the
-others do what it asks for, until it closes the pool; then they end. No memory is shared: each rank
-is sent its rows of a call, and answers with its results.
+others do what it asks for, until it closes the pool; then they end. Each rank is sent its rows of a
+call, and answers with its results. Ranks of one machine share the memory of resident variables.
 """
 
 import atexit
@@ -16,6 +16,7 @@ import sys
 import threading
 import time
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any, ClassVar, NoReturn
 
 import numpy as np
@@ -24,10 +25,12 @@ from tandem.config.hardware import available_cores
 from tandem.distributed import PeerLost, gloo, mpi
 from tandem.distributed.group import RankGroup
 from tandem.errors import InputError
+from tandem.memory import HostBuffer
 from tandem.parallel.buffers import SharedBuffers
 from tandem.parallel.devices import choose_devices
 from tandem.parallel.messages import Answer, ArrayLocation, Close, Fault, Publish, Task
 from tandem.parallel.rank_messages import Messenger, part_of
+from tandem.parallel.residents import RankMemory
 from tandem.parallel.team import Team
 from tandem.parallel.worker import Link, RankSettings, work
 from tandem.processes.child import show_name
@@ -88,6 +91,27 @@ def share_cores(group: RankGroup) -> int:
     leader = group.local.all_gather_object(group.rank)[0]
     every = group.all_gather_object((leader, available_cores()))
     return max(1, min(len(cores) // every.count((machine, cores)) for machine, cores in every))
+
+
+def share_memory(group: RankGroup) -> RankMemory | RankGroup:
+    """Let the ranks of one machine open each other's memory; return what each is given. Collective.
+
+    The group alone, where they are on several, or the system has no paths of open files.
+    """
+    if len(set(group.all_gather_object(gloo.machine()))) > 1 or not Path("/proc/self/fd").exists():
+        return group
+    own = HostBuffer.create(0, f"residents {group.rank}")
+    paths = group.all_gather_object(own.path)
+    try:
+        buffers = [
+            own if rank == group.rank else HostBuffer.open(path, f"residents {rank}")
+            for rank, path in enumerate(paths)
+        ]
+    except InputError as error:
+        log.warning("ranks of this machine share no memory: %s", error)
+        buffers = []
+    # The paths are valid until all have opened them.
+    return RankMemory(group, buffers) if all(group.all_gather_object(bool(buffers))) else group
 
 
 class RankTeam(Team):
@@ -167,7 +191,13 @@ class RankTeam(Team):
         self._heartbeat.stop()
 
 
-def serve_master(settings: RankSettings, group: RankGroup, master: int, timeout: float) -> NoReturn:
+def serve_master(
+    settings: RankSettings,
+    group: RankGroup,
+    access: RankMemory | RankGroup,
+    master: int,
+    timeout: float,
+) -> NoReturn:
     """Do what the master asks for until it closes the pool and ends; then end this process."""
     RankTeam.is_worker = True
     show_name(f"worker {group.rank}")
@@ -176,7 +206,7 @@ def serve_master(settings: RankSettings, group: RankGroup, master: int, timeout:
     if threading.current_thread() is threading.main_thread():
         signal.signal(signal.SIGINT, signal.SIG_IGN)  # the master decides
     try:
-        work(settings, group, link)
+        work(settings, access, link)
     except PeerLost as error:
         _abort(group, str(error))
     except BaseException:

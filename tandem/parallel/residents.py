@@ -4,7 +4,7 @@ import contextlib
 import logging
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
-from typing import Any, ClassVar
+from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 
@@ -21,10 +21,18 @@ log = logging.getLogger(__name__)
 
 LEAST_MEMORY = 1 << 20  # bytes of a rank's first memory
 
-Access = Sequence[HostBuffer] | LocalGroup | RankGroup
+
+class RankMemory(NamedTuple):
+    """The ranks of mpirun or torchrun, all on one machine, and the memory of each."""
+
+    group: RankGroup
+    buffers: Sequence[HostBuffer]
+
+
+Access = Sequence[HostBuffer] | LocalGroup | RankGroup | RankMemory
 """The memory that a rank is given: that of all, or the group in which that of GPUs is opened.
 
-Ranks of mpirun or torchrun have their group, and memory of their own.
+Ranks of mpirun or torchrun on several machines have their group, and memory of their own.
 """
 
 
@@ -127,6 +135,14 @@ class HostResidents(Residents):
     def reduce(self, extent: Extent, op: str, shares: Sequence[float]) -> None:
         vectors = [self.value(extent, rank).reshape(-1) for rank in range(len(self._buffers))]
         reduce_shard(vectors, op, shares, self._rank)
+
+
+class NearResidents(HostResidents):
+    """Resident variables of ranks of mpirun or torchrun that are all on one machine."""
+
+    def join(self, access: Any, rank: int) -> None:
+        self.ranks = access.group
+        super().join(access.buffers, rank)
 
 
 class RankResidents(HostResidents):
