@@ -62,7 +62,8 @@ def test_ranks_compute_the_bits_of_processes(by: Starter, two: Pool, tmp_path: P
     """And central tests of functions and collectives are passed by such a pool."""
     files = [f"tests/parallel/test_{name}.py" for name in ("collectives", "function")]
     words = [*RANK_POOL, "0", str(tmp_path / "found.npz"), *files, "-k", CENTRAL]
-    run(2, *words, by=by)  # which succeeds as pytest does
+    printed = run(2, *words, by=by)  # which succeeds as pytest does
+    assert "memory: NearResidents" in printed  # that of one machine is shared
     assert_same_bits(tmp_path / "found.npz", two)
 
 

@@ -39,6 +39,7 @@ def main() -> int:
     on_gpus = file.endswith("gpus.npz")
     context = simulated_gpus(2) if on_gpus else contextlib.nullcontext()
     with context, Pool(use_gpu=on_gpus, threads=1, master_rank=int(master)) as pool:
+        print("memory:", type(pool.rank.residents).__name__)
         if file != "-":
             np.savez(file, **parallel_work.compute(pool), **parallel_work.exchange(pool))
         if not arguments:
