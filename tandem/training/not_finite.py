@@ -1,7 +1,7 @@
 """Minibatches whose loss or gradient is not finite, and what follows."""
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import NoReturn
 
@@ -73,7 +73,7 @@ class Refusals:
             f"with the pictures {shown}"
         )
         if action != "rollback":  # which is recorded when the minibatch is passed over
-            self._record(at, action, names)
+            self._record(at, action, lambda: names if reports else self._names(pictures))
         if action != "skip":
             self._end_run(text + self._hint() * (action == "stop"), at)
         self._reports.notice(f"{text}: skipped")
@@ -82,13 +82,11 @@ class Refusals:
 
     def record(self, at: Position, action: str, pictures: Sequence[int]) -> None:
         """Record a minibatch that is left out."""
-        self._record(at, action, self._names(pictures))
+        self._record(at, action, lambda: self._names(pictures))
 
-    def _record(self, at: Position, action: str, names: Sequence[str]) -> None:
-        number = at.step + 1
-        self._reports.record(
-            NotFiniteRecord(at.epoch + 1, number, at.minibatch + 1, action, tuple(names))
-        )
+    def _record(self, at: Position, action: str, names: Callable[[], Sequence[str]]) -> None:
+        place = at.epoch + 1, at.step + 1, at.minibatch + 1
+        self._reports.record(lambda: NotFiniteRecord(*place, action, tuple(names())))
 
     def _hint(self) -> str:
         if self.in_a_row > MOST_SKIPS:

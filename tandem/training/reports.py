@@ -3,6 +3,7 @@
 import threading
 import time
 from collections import deque
+from collections.abc import Callable
 from functools import partial
 from multiprocessing.connection import Connection
 from typing import TYPE_CHECKING
@@ -57,14 +58,20 @@ class Reports:
         self._last_save = time.monotonic()
         self._unwritten, self._marking = 0, threading.Lock()
         self._runs_in = spec.config.weights_path
-        self._latest: deque[Record] = deque(maxlen=_OWED)
+        self._latest: deque[Record | Callable[[], Record]] = deque(maxlen=_OWED)
 
-    def record(self, record: Record) -> None:
-        """Write a line to the log, then show it: the user sees nothing that is not recorded."""
+    def record(self, record: Record | Callable[[], Record]) -> None:
+        """Write a line to the log, then show it: the user sees nothing that is not recorded.
+
+        One that takes time to make is made where it is written.
+        """
+        if self.folder is None:
+            self._latest.append(record)
+            return
+        record = _made(record)
         self._latest.append(record)
-        if self.folder is not None:
-            self.folder.append(record)
-            self._launcher.send(record)
+        self.folder.append(record)
+        self._launcher.send(record)
 
     def result(self, record: ValidationRecord | Predictions) -> None:
         """Report the result of a run that only validates."""
@@ -131,7 +138,7 @@ class Reports:
         try:
             if self.folder is not None:
                 self.folder.written(wait=True)
-            if path := rescue(self._runs_in, checkpoint, self._latest):
+            if path := rescue(self._runs_in, checkpoint, [*map(_made, self._latest)]):
                 self._launcher.send(CheckpointWritten(str(path)))
         finally:
             self._mark(-1)
@@ -162,3 +169,7 @@ class Reports:
     def _report_trouble(self) -> None:
         if self.folder is not None and (text := self.folder.take_trouble()):
             self._launcher.send(Notice(text))
+
+
+def _made(record: Record | Callable[[], Record]) -> Record:
+    return record() if callable(record) else record
