@@ -89,10 +89,10 @@ def main(words: Sequence[str] | None = None) -> None:
     )
     parser.add_argument("--rows", type=int, default=100_000)
     parser.add_argument("--columns", type=int, default=10)
-    parser.add_argument("--workers", type=int, default=2)
+    parser.add_argument("--workers", type=int, default=2, help="of one thread each")
     parser.add_argument("--draws", type=int, default=300, help="of each of two chains")
     options = parser.parse_args(words)
-    synk.fork(options.workers)
+    synk.fork(options.workers, threads=1)
     x, y, true = made_up(options.rows, options.columns)
     likelihood = logistic(x, y)
     times = []
