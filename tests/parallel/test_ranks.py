@@ -20,8 +20,10 @@ import pytest
 
 from tandem.distributed import PeerLost, local_groups
 from tandem.errors import InputError
+from tandem.memory import HostBuffer
 from tandem.parallel import Pool
 from tandem.parallel.rank_messages import Messenger, key_path
+from tandem.parallel.rank_team import share_memory
 from tests.support import parallel_work
 from tests.support.machines import CABLE, missing_for_two_machines, two_machines
 from tests.support.ranks import Job, Starter, need_ranks, run_ranks, starter
@@ -265,6 +267,21 @@ def meet(make: Callable[[Any], Any]) -> list[Any]:
     for thread in threads:
         thread.join()
     return found
+
+
+def test_ranks_share_memory_where_all_can_open_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    first, second = meet(share_memory)
+    first.buffers[0].resize(16)
+    first.buffers[0].array(2, np.float64)[:] = 1, 2
+    np.testing.assert_array_equal(second.buffers[0].array(2, np.float64), [1, 2])
+
+    def refuse(path: str, name: str) -> HostBuffer:
+        if name.endswith("1"):  # by the first rank
+            raise InputError("not permitted")
+        return HostBuffer.create(0, name)
+
+    monkeypatch.setattr(HostBuffer, "open", refuse)
+    assert [type(found) for found in meet(share_memory)] == [Post, Post]
 
 
 @pytest.fixture
