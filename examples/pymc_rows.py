@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 import pytensor
 import pytensor.tensor as pt
+from pytensor.gradient import DisconnectedType
 from pytensor.graph.basic import Apply, Variable
 from pytensor.graph.op import Op
 from pytensor.tensor.variable import TensorVariable
@@ -27,7 +28,8 @@ from tandem.backend import device_mode
 class SumOverRows(Op):
     """The sum of a log-probability over rows, which all processes of a pool compute.
 
-    Its inputs are the parameters, its outputs the sum and its gradient by each parameter.
+    Its inputs are the parameters, its outputs the sum and its gradient by each parameter, of which
+    there is no second derivative.
 
     Parameters
     ----------
@@ -66,6 +68,8 @@ class SumOverRows(Op):
     def pullback(
         self, inputs: Sequence[Variable], outputs: Sequence[Variable], cotangents: Sequence[Any]
     ) -> list[Variable]:
+        if not all(isinstance(each.type, DisconnectedType) for each in cotangents[1:]):
+            raise NotImplementedError("the gradient has no derivative here")
         return [cotangents[0] * gradient for gradient in outputs[1:]]
 
 
@@ -92,7 +96,15 @@ def main(words: Sequence[str] | None = None) -> None:
     parser.add_argument("--workers", type=int, default=2, help="of one thread each")
     parser.add_argument("--draws", type=int, default=300, help="of each of two chains")
     options = parser.parse_args(words)
-    synk.fork(options.workers, threads=1)
+    synk.fork(options.workers, use_gpu=False, threads=1)
+    try:
+        run(options)
+    finally:
+        synk.close()
+
+
+def run(options: argparse.Namespace) -> None:
+    """Time the log-probability, and sample the model, by the workers."""
     x, y, true = made_up(options.rows, options.columns)
     likelihood = logistic(x, y)
     times = []

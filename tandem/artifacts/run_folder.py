@@ -290,17 +290,20 @@ class RunFolder:
             path.replace(path.with_name(path.name + DAMAGED))
 
 
-def rescue(folder: Path, checkpoint: Checkpoint, latest: Sequence[Record]) -> Path | None:
+def rescue(
+    folder: Path, checkpoint: Checkpoint, latest: Callable[[], Sequence[Record]]
+) -> Path | None:
     """Write a checkpoint where trainer 0 may be gone, unless another trainer has.
 
-    `latest` are the last lines of the record, which may be missing. Several processes may call this
-    at once; the lock, of the record, ends with its holder. Returns the path of what it has written.
+    `latest` returns the last lines of the record, which may be missing. Several processes may call
+    this at once; the lock, of the record, ends with its holder. Returns the path of what it has
+    written.
     """
     path = folder / checkpoint_name(checkpoint.state)
     with MetricsLog(folder / RECORD) as record, record.locked():
         if path.exists():
             return None
-        record.complete(latest)
+        record.complete(latest())
         record.sync()
         save_checkpoint(path, checkpoint)
     return path

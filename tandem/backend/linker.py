@@ -25,7 +25,7 @@ from tandem.backend.schedule import Observe, Results, Target, update_mapping
 from tandem.backend.segments import SegmentedRun
 from tandem.backend.shared import DeviceContainer, is_on_device, tensor_over
 
-# Of a precision that the user has chosen, and to Inductor's authors about the softmax of few rows.
+# Warnings about a precision that the user has chosen, and for Inductor's authors about a softmax.
 INDUCTOR_ADVICE = ("TensorFloat32 tensor cores", r"\s*Online softmax is disabled")
 
 Read = Callable[[Any], Any]

@@ -6,6 +6,7 @@ import math
 import mmap
 import os
 import secrets
+import stat
 import weakref
 from collections.abc import Callable
 from multiprocessing import context, reduction
@@ -79,15 +80,19 @@ class HostBuffer(Buffer):
         Raises
         ------
         InputError
-            The system does not permit it, or the buffer no longer exists.
+            The system does not permit it, the buffer no longer exists, or it is a file with a name.
         """
+        problem = f"shared memory {name!r} of another process can't be opened: {path}: "
         try:
-            return cls(os.open(path, os.O_RDWR | os.O_CLOEXEC), name)
+            descriptor = os.open(path, os.O_RDWR | os.O_CLOEXEC | os.O_NONBLOCK)
         except OSError as error:
-            raise InputError(
-                f"shared memory {name!r} of another process can't be opened: {path}: "
-                f"{error.strerror}"
-            ) from error
+            raise InputError(f"{problem}{error.strerror}") from error
+        found = cls(descriptor, name)
+        about = os.fstat(descriptor)
+        if not stat.S_ISREG(about.st_mode) or about.st_nlink or about.st_uid != os.getuid():
+            found.close()
+            raise InputError(f"{problem}it is no memory of this user")
+        return found
 
     @property
     def path(self) -> str:

@@ -242,8 +242,9 @@ class Collectives(Transfers):
         alone = [] if team.sees_memory else staged  # each rank has its own
         staged = staged if team.sees_memory else []
         published = dict(zip(staged, self._publish(team, staged), strict=True))
-        vectors = [Vector(self.registry.extents[number], shares[number]) for number in in_place]
-        vectors += [Vector(number, shares[number]) for number in alone]
+        # First those for which ranks wait for each other: a fault in another leaves none waiting.
+        vectors = [Vector(number, shares[number]) for number in alone]
+        vectors += [Vector(self.registry.extents[number], shares[number]) for number in in_place]
         vectors += [Vector(where, shares[number]) for number, where in published.items()]
         self._run(team, Reduce(tuple(vectors), op))
         if staged:

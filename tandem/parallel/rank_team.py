@@ -2,7 +2,8 @@
 
 Every rank executes the same script, up to where the pool is made. There the master goes on, and the
 others do what it asks for, until it closes the pool; then they end. Each rank is sent its rows of a
-call, and answers with its results. Ranks of one machine share the memory of resident variables.
+call, and answers with its results. Ranks of one machine share the memory of resident variables,
+where the system permits it.
 """
 
 import atexit
@@ -96,7 +97,8 @@ def share_cores(group: RankGroup) -> int:
 def share_memory(group: RankGroup) -> RankMemory | RankGroup:
     """Let the ranks of one machine open each other's memory; return what each is given. Collective.
 
-    The group alone, where they are on several, or the system has no paths of open files.
+    The group alone, where they are on several, in containers that do not see each other's
+    processes, or where the system does not permit it.
     """
     if len(set(group.all_gather_object(gloo.machine()))) > 1 or not Path("/proc/self/fd").exists():
         return group

@@ -32,7 +32,7 @@ class RankMemory(NamedTuple):
 Access = Sequence[HostBuffer] | LocalGroup | RankGroup | RankMemory
 """The memory that a rank is given: that of all, or the group in which that of GPUs is opened.
 
-Ranks of mpirun or torchrun on several machines have their group, and memory of their own.
+Ranks of mpirun or torchrun that can't share it have their group, and memory of their own.
 """
 
 

@@ -103,11 +103,12 @@ class Refusals:
     def _names(self, pictures: Sequence[int]) -> list[str]:
         """The names of training pictures. Read when they are needed: there may be a million.
 
-        Their numbers in the manifest, where that is gone by now: it is not why the run ends.
+        Their numbers in the manifest, where that is gone or another by now: it is not why the run
+        ends.
         """
         try:
             manifest = read_any_manifest(self._config.manifest_path)
-        except InputError as error:
+            return [manifest.name("train", index) for index in pictures]
+        except (InputError, LookupError) as error:
             log.warning("pictures are named by their numbers: %s", error)
             return [f"picture {index}" for index in pictures]
-        return [manifest.name("train", index) for index in pictures]

@@ -138,7 +138,7 @@ class Reports:
         try:
             if self.folder is not None:
                 self.folder.written(wait=True)
-            if path := rescue(self._runs_in, checkpoint, [*map(_made, self._latest)]):
+            if path := rescue(self._runs_in, checkpoint, lambda: [*map(_made, self._latest)]):
                 self._launcher.send(CheckpointWritten(str(path)))
         finally:
             self._mark(-1)

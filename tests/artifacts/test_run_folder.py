@@ -388,10 +388,10 @@ def test_a_survivor_saves_once_and_completes_the_record(tmp_path: Path, written:
     with (tmp_path / "record.jsonl").open("a") as record:
         record.write('{"event": "tr')
     state = RunState(0, 20, 20)
-    path = rescue(tmp_path, make(state), [replace(TRAIN, exchange_seconds=9.0)])
+    path = rescue(tmp_path, make(state), lambda: [replace(TRAIN, exchange_seconds=9.0)])
     assert path == tmp_path / checkpoint_name(state)
     assert read_checkpoint(path).state == state
-    assert rescue(tmp_path, make(state, 2.0), [TRAIN]) is None
+    assert rescue(tmp_path, make(state, 2.0), list) is None
     assert [record.step for record in read_records(tmp_path / "record.jsonl")] == [10, 20]
 
 

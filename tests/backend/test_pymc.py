@@ -1,6 +1,5 @@
 """Models of PyMC in our mode: log-probabilities of PyTensor's own mode, and its posteriors."""
 
-import time
 from collections.abc import Callable
 from typing import Any
 
@@ -32,7 +31,6 @@ def test_posteriors_are_those_of_pytensors_own_mode(make: Callable[[Any], Any]) 
         scale = np.abs(theirs_grad).max()
         np.testing.assert_allclose(ours_grad, theirs_grad, rtol=0, atol=1e-10 * scale)
     for mode in modes:
-        began = time.perf_counter()
         with model:
             trace = pm.sample(
                 DRAWS,
@@ -43,7 +41,6 @@ def test_posteriors_are_those_of_pytensors_own_mode(make: Callable[[Any], Any]) 
                 progressbar=False,
                 compile_kwargs={"mode": mode},
             )
-        print(f"{make.__name__}: {time.perf_counter() - began:.0f} s")
         found.append(trace)
     for variable in model.free_RVs:
         (ours, our_error), (theirs, their_error) = (

@@ -16,7 +16,7 @@ from tests.support.pymc_models import pymc_or_skip
 
 @pytest.fixture
 def pool() -> Iterator[None]:
-    synk.fork(2, threads=1)
+    synk.fork(2, use_gpu=False, threads=1)
     yield
     synk.close()
 
@@ -38,11 +38,18 @@ def test_sum_and_gradient_are_those_of_one_process(pool: None) -> None:
                 np.testing.assert_allclose(value, exact, rtol=1e-12)
 
 
+def test_a_second_derivative_is_refused(pool: None) -> None:
+    x, y, _ = made_up(20, 2)
+    weights = pt.dvector("weights")
+    outputs: Any = logistic(x, y)(weights)
+    with pytest.raises(NotImplementedError, match="has no derivative"):
+        pytensor.grad(outputs[0] + outputs[1].sum(), weights)
+
+
 @pytest.mark.slow
 def test_the_sampler_finds_the_weights(capsys: pytest.CaptureFixture[str]) -> None:
     pymc_or_skip()
     main(["--rows", "2000", "--columns", "3", "--draws", "100"])
-    synk.close()
     lines = capsys.readouterr().out.splitlines()
     found = [line.replace(",", "").split() for line in lines if line.startswith("weight")]
     assert len(found) == 3

@@ -84,6 +84,18 @@ def test_a_process_that_is_no_child_opens_a_buffer_by_its_path() -> None:
         HostBuffer.open(path, "parameters")
 
 
+@pytest.mark.skipif(not Path("/proc/self/fd").exists(), reason="there is no /proc here")
+def test_a_path_that_is_no_buffer_is_not_opened(tmp_path: Path) -> None:
+    """As it may come in a message that another has written."""
+    file, pipe = tmp_path / "file", tmp_path / "pipe"
+    file.write_bytes(b"kept")
+    os.mkfifo(pipe)
+    for path in (file, pipe, "/dev/zero"):
+        with pytest.raises(InputError, match="it is no memory of this user"):
+            HostBuffer.open(str(path))
+    assert file.read_bytes() == b"kept"
+
+
 def test_a_buffer_may_be_sized_by_the_process_that_knows_how() -> None:
     buffer = HostBuffer.create()
     assert buffer.nbytes == 0
