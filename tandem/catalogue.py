@@ -5,7 +5,7 @@ For programs:  tandem models --json
 All recipes:   tandem recipes
 For programs:  tandem recipes --json
 
-Beside them, any of `keras.applications` is a network, as `keras.applications:InceptionV3`.
+Any other of `keras.applications` is a network too, as `keras.applications:Xception`.
 
 A network is trained by `--network NAME`, with a recipe by `--config RECIPE`. Parameters are those
 that are trained; operations are those of one picture's forward pass, a multiplication and an
@@ -64,6 +64,29 @@ class NetworkEntry:
     source: str  # authors, year, and arXiv's number
 
 
+FROM_KERAS = (
+    NetworkEntry(
+        "keras.applications:InceptionV3",
+        (),
+        299,
+        1000,
+        23_817_352,
+        11_477_868_136,
+        "Szegedy et al. 2016, arXiv 1512.00567",
+    ),
+    NetworkEntry(
+        "keras.applications:MobileNet",
+        (),
+        224,
+        1000,
+        4_231_976,
+        1_157_703_656,
+        "Howard et al. 2017, arXiv 1704.04861",
+    ),
+)
+"""Networks of other systems that `tandem.models` lacks; Keras itself is not imported."""
+
+
 def run_models(
     arguments: Sequence[str] | None, description: str | None, program: str | None = None
 ) -> int:
@@ -71,11 +94,12 @@ def run_models(
 
     def show(options: ListOptions) -> None:
         rows = [("network", "recipe", "pixels", "classes", "parameters", "operations", "source")]
-        for each in networks():
+        found = [*networks(), *FROM_KERAS]
+        for each in found:
             sizes = f"{each.pixels}", f"{each.classes}", f"{each.parameters:,}"
             work = f"{each.operations / 1e9:.2f} G"
             rows.append((each.name, ", ".join(each.recipes), *sizes, work, each.source))
-        _show(options, [*networks()] if options.as_json else [], rows, (0, 1, 6))
+        _show(options, found, rows, (0, 1, 6))
 
     return run_program(ListOptions, show, CommandLine(arguments, description, program))
 

@@ -11,6 +11,7 @@ lines are printed here, also in a notebook.
 """
 
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -24,8 +25,21 @@ import yaml
 
 from tandem.artifacts.metrics_log import read_records
 from tandem.artifacts.run_folder import CONFIGURATION, RECORD, list_checkpoints
+from tandem.config.command_line import RECIPES
 from tandem.errors import InputError, RunError
 from tandem.launch.api import Result, Settings, checked, given_values
+from tandem.validation import listed
+
+_NETWORKS = {  # of Theano-MPI, by class: ours, and the recipe of its settings
+    "AlexNet": ("alex_net:AlexNet", "alexnet"),
+    "GoogLeNet": ("tandem.models.googlenet:GoogLeNet", "googlenet"),
+    "VGG16": ("tandem.models.vgg:VGG16", "vgg16"),
+    "ResNet50": ("tandem.models.resnet:ResNet50", "resnet50"),
+    "ResNet152": ("tandem.models.resnet:ResNet152", "resnet50"),
+    "Wide_ResNet": ("tandem.models.wide_resnet:WideResNet", "wide_resnet"),
+}
+_EXCHANGES = {"avg": "average", "cdd": "gradients"}  # by Theano-MPI's names
+_DEVICE = re.compile(r"(?:cuda|gpu)(\d+)")
 
 
 class _Rule:
@@ -38,6 +52,7 @@ class _Rule:
     """
 
     name: ClassVar[str]  # in the settings
+    sync_type: ClassVar[str | None] = None  # of Theano-MPI: avg or cdd
 
     def __init__(self, config: Settings | None = None) -> None:
         self._config = config
@@ -55,9 +70,10 @@ class _Rule:
         Parameters
         ----------
         devices : sequence of str
-            Such as ``["cpu", "cpu"]`` or ``["cuda:0", "cuda:1"]``.
+            Such as ``["cpu", "cpu"]`` or ``["cuda:0", "cuda:1"]``; ``cuda0`` is ``cuda:0``.
         modelfile, modelclass : str
-            Module and class of the network.
+            Module and class of the network. One of Theano-MPI's, such as ``theanompi.models`` and
+            ``AlexNet``, is ours of that name, with the settings of its recipe.
         **settings
             Further settings of ``config.yaml``, such as ``n_epochs=3``.
 
@@ -69,13 +85,20 @@ class _Rule:
         """
         if self._process is not None:
             raise InputError("the run before has not ended; expected wait or stop before init")
-        network = f"{modelfile}:{modelclass}"
-        own = {"network": network, "devices": [*devices], "rule": self.name, **settings}
-        self._weights = checked(self._config, own).weights_path
+        base, network = self._config or {}, f"{modelfile}:{modelclass}"
+        if modelfile.partition(".")[0] == "theanompi":
+            network, recipe = _ours(modelclass)
+            base = given_values(RECIPES / f"{recipe}.yaml", given_values(base, {}))
+        devices = [_DEVICE.sub(r"cuda:\1", device) for device in devices]
+        own = {"network": network, "devices": devices, "rule": self.name}
+        if self.sync_type is not None:
+            own["exchange"] = _EXCHANGES.get(self.sync_type, self.sync_type)
+        own |= settings
+        self._weights = checked(base, own).weights_path
         starter = _starter(len(devices)) if self.name != "bsp" else []
         self._folder = TemporaryDirectory()
         file = Path(self._folder.name) / CONFIGURATION
-        file.write_text(yaml.safe_dump(given_values(self._config, own)))
+        file.write_text(yaml.safe_dump(given_values(base, own)))
         command = [*starter, sys.executable, "-m", "tandem", "train", "--config", str(file)]
         self._process = subprocess.Popen(
             command,
@@ -155,6 +178,16 @@ class GOSGD(_Rule):
     """Gossip: trainers send weights to each other at random."""
 
     name = "gosgd"
+
+
+def _ours(name: str) -> tuple[str, str]:
+    """The network and the recipe of a class of Theano-MPI."""
+    if name not in _NETWORKS:
+        raise InputError(
+            f"modelclass: found {name} of Theano-MPI, expected {listed([*_NETWORKS])}; its LSTM, "
+            "WGAN and LSGAN are examples.keras_lstm and examples.parallel_gan"
+        )
+    return _NETWORKS[name]
 
 
 def _starter(ranks: int) -> list[str]:

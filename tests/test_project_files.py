@@ -38,8 +38,9 @@ def test_packages_whose_internals_are_used_have_the_minor_version_that_is_tested
     pins = dict(
         line.split("==") for line in (ROOT / "constraints.txt").read_text().split() if "==" in line
     )
-    requirements = [*PROJECT["dependencies"], *PROJECT["optional-dependencies"]["gpu-compile"]]
-    for name in ("pytensor", "torch", "numba", "triton"):
+    extras = PROJECT["optional-dependencies"]
+    requirements = [*PROJECT["dependencies"], *extras["gpu-compile"], *extras["keras"]]
+    for name in ("pytensor", "torch", "numba", "triton", "keras"):
         (requirement,) = (each for each in requirements if each.startswith(f"{name}>="))
         major, minor = pins[name].split(".")[:2]
         assert f",<{major}.{int(minor) + 1}" in requirement

@@ -4,12 +4,14 @@ import signal
 import time
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 
 from tandem.artifacts.checkpoint import read_header
 from tandem.errors import InputError, RunError
 from tandem.session import BSP, EASGD, GOSGD
+from tandem.validation import read_yaml
 from tests.support.ranks import need_ranks
 from tests.support.runs import assert_same_bits, train
 from tests.support.tiny import wait_for_steps
@@ -41,6 +43,53 @@ def test_what_cannot_be_used_is_refused_before_anything_starts(
     rule.stop()  # no run: nothing to do
 
 
+@pytest.mark.parametrize(
+    ("module", "name", "network"),
+    [
+        ("theanompi.models", "AlexNet", "alex_net:AlexNet"),
+        ("theanompi.models.googlenet", "GoogLeNet", "tandem.models.googlenet:GoogLeNet"),
+        ("theanompi.models.lasagne_model_zoo.vgg16", "VGG16", "tandem.models.vgg:VGG16"),
+        (
+            "theanompi.models.lasagne_model_zoo.resnet50",
+            "ResNet50",
+            "tandem.models.resnet:ResNet50",
+        ),
+        (
+            "theanompi.models.lasagne_model_zoo.resnet152",
+            "ResNet152",
+            "tandem.models.resnet:ResNet152",
+        ),
+        (
+            "theanompi.models.keras_model_zoo.wresnet",
+            "Wide_ResNet",
+            "tandem.models.wide_resnet:WideResNet",
+        ),
+    ],
+)
+def test_lines_of_theano_mpis_examples_start_our_networks(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, module: str, name: str, network: str
+) -> None:
+    """With devices as there, and the recipe's settings, unless others are given."""
+    started: list[dict[str, Any]] = []
+
+    def popen(command: list[str], **options: Any) -> Any:
+        started.append(read_yaml(Path(command[-1])))
+        return Mock(stdout=None)
+
+    monkeypatch.setattr("tandem.session.subprocess.Popen", popen)
+    monkeypatch.setattr(BSP, "sync_type", "cdd")
+    rule = BSP({"n_epochs": 3})
+    rule.init(devices=["cuda0", "cuda1"], modelfile=module, modelclass=name)
+    (values,) = started
+    assert values["network"] == network
+    assert values["devices"] == ["cuda:0", "cuda:1"]
+    assert (values["exchange"], values["n_epochs"]) == ("gradients", 3)
+    assert values["learning_rate"] < 1  # of the recipe
+    rule.stop()
+    with pytest.raises(InputError, match=r"found WGAN of Theano-MPI.*examples\.parallel_gan"):
+        rule.init(["cpu"], "theanompi.models.lasagne_model_zoo.wgan", "WGAN")
+
+
 @pytest.mark.slow
 def test_two_lines_train_as_the_program_does(
     data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
@@ -54,6 +103,15 @@ def test_two_lines_train_as_the_program_does(
     assert result.record[-1].images == 7
     train(data, tmp_path / "other", devices=["cpu", "cpu"], **TINY)
     assert_same_bits(tmp_path / "run", tmp_path / "other")
+
+
+@pytest.mark.slow
+def test_another_network_is_named_by_its_module_and_class(data: Path, tmp_path: Path) -> None:
+    rule = BSP({**TINY, "data_folder": data, "crop_size": 32})
+    network = "tandem.models.wide_resnet", "WideResNet"
+    rule.init(["cpu", "cpu"], *network, weights_dir=tmp_path / "run")
+    checkpoint = rule.wait().weights
+    assert read_header(checkpoint).network.network == ":".join(network)
 
 
 @pytest.mark.slow
