@@ -35,6 +35,7 @@ def model() -> Any:
         ({"freeze": ["a"]}, "found freeze, expected trainable=False of layers instead"),
         ({"devices": 2}, "devices: found 2, expected auto, or a device for each"),
         ({"run": ""}, 'run: found "", expected the path of a folder'),
+        ({"run": "a\0b"}, r'run: found "a.*b", expected the path of a folder'),
     ],
 )
 def test_settings_of_other_arguments_are_refused(arguments: Any, message: str) -> None:
@@ -46,6 +47,7 @@ def test_settings_of_other_arguments_are_refused(arguments: Any, message: str) -
     ("arguments", "message"),
     [
         ({"batch_size": 0}, "batch_size: found 0, expected a whole number from 1"),
+        ({"batch_size": True}, "batch_size: found true, expected a whole number from 1"),
         ({"epochs": True}, "epochs: found true"),
         ({"initial_epoch": 3, "epochs": 3}, "initial_epoch: found 3, expected less than epochs, 3"),
         ({"verbose": 7}, "verbose: found 7, expected auto, 0, 1 or 2"),
@@ -65,6 +67,23 @@ def test_arguments_of_fit_are_checked_first(arguments: Any, message: str) -> Non
     found = tandem.keras.distribute(model(), devices=["cpu"])
     with pytest.raises(InputError, match=message):
         found.fit(X, Y, **{"verbose": 0, **arguments})
+
+
+@pytest.mark.parametrize("place", range(3))
+def test_masked_arrays_are_refused(place: int) -> None:
+    arrays: list[Any] = [X, Y, Y]
+    arrays[place] = np.ma.masked_equal(arrays[place], 0)
+    found = tandem.keras.distribute(model(), devices=["cpu"])
+    with pytest.raises(InputError, match="found a masked array"):
+        found.fit(*arrays[:2], sample_weight=arrays[2], verbose=0)
+
+
+@pytest.mark.parametrize("rate", [float("nan"), float("inf"), -1.0])
+def test_rates_that_cannot_be_used_are_refused(rate: float) -> None:
+    found = tandem.keras.distribute(model(), devices=["cpu"])
+    found.optimizer.learning_rate = rate
+    with pytest.raises(InputError, match=r"learning_rate is .* above 0"):
+        found.fit(X, Y, verbose=0)
 
 
 def test_nothing_is_left_where_arrays_or_settings_are_refused(tmp_path: Path) -> None:

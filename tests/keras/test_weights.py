@@ -55,6 +55,14 @@ def test_arrays_have_our_names_and_layout_and_return() -> None:
     assert weights["separable.depthwise_kernel"][5, 0, 1, 2] == kernel[1, 2, 2, 1]
 
 
+def test_what_is_read_is_a_copy() -> None:
+    small = keras.Sequential([keras.Input((3,)), keras.layers.Dense(2, name="dense")])
+    for found in (read_weights(small)["dense.weight"], small.get_weights()[0]):
+        before = found.copy()
+        found += 1
+        np.testing.assert_array_equal(small.get_weights()[0], before)
+
+
 @pytest.mark.parametrize(
     ("name", "value", "message"),
     [

@@ -13,6 +13,7 @@ import pytest
 
 import tandem.parallel as synk
 from tandem.parallel import Pool
+from tandem.parallel.messages import Extent
 from tandem.split import edges
 
 ROWS = np.random.default_rng(11).normal(size=(11, 3))
@@ -557,3 +558,15 @@ def test_data_that_is_freed_and_used_again(two: Pool) -> None:
         rows.free_memory()
         with pytest.raises(ValueError, match="there is no row"):
             f(rows)
+
+
+def test_vectors_for_which_ranks_wait_are_reduced_first(monkeypatch: pytest.MonkeyPatch) -> None:
+    """So a fault in one that they see leaves nobody waiting, where not all are seen."""
+    tasks: list[Any] = []
+    with Pool(2, use_gpu=False, threads=1) as pool:
+        resident, own = pool.shared(ROWS, "resident"), shared(ROWS, "own")
+        pool.set_value(1, own, ROWS)
+        monkeypatch.setattr(type(pool.opened()), "sees_memory", False)
+        monkeypatch.setattr(pool, "_run", lambda team, task: tasks.append(task))
+        pool.all_reduce([resident, own])
+    assert [type(vector.where) for vector in tasks[-1].vectors] == [int, Extent]

@@ -126,6 +126,9 @@ def test_a_masked_array_is_refused(pool: Pool) -> None:
     x = pt.dvector("x")
     with pytest.raises(InputError, match=r"input 0 \(x\): found a masked array with 1 of 3"):
         pool.function([x], x.sum())(np.ma.masked_equal([1.0, 2.0, 3.0], 2))
+    for take in (synk.data, pool.shared, lambda value: pool.broadcast(pool.shared(ROWS), value)):
+        with pytest.raises(InputError, match="found a masked array with 3 of 33"):
+            take(np.ma.masked_less(ROWS, np.sort(ROWS.ravel())[3]))
 
 
 def test_scalars_are_gathered_to_a_vector(pool: Pool) -> None:
