@@ -47,7 +47,8 @@ class RankHeartbeat(threading.Thread):
         super().__init__(name="rank heartbeat", daemon=True)
         ranks = set(range(group.size)) - {master} if group.rank == master else {master}
         self._group, self._partners = group, {rank: pids.get(rank) for rank in sorted(ranks)}
-        self._counters, self._end, self._kind = np.zeros(group.size, np.int64), end, kind
+        # One each: these processes have met, and are given no time to start.
+        self._counters, self._end, self._kind = np.ones(group.size, np.int64), end, kind
         self.stopped = threading.Event()
         self.expect(timeout)
 

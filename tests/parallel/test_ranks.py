@@ -70,6 +70,14 @@ def test_ranks_compute_the_bits_of_processes(by: Starter, two: Pool, tmp_path: P
 
 
 @slow
+def test_ranks_that_share_no_memory_compute_the_same_bits(two: Pool, tmp_path: Path) -> None:
+    """As those of several machines."""
+    words = [*RANK_POOL, "0", str(tmp_path / "apart.npz"), "tests/parallel/test_collectives.py"]
+    assert "memory: RankResidents" in run(2, *words)
+    assert_same_bits(tmp_path / "apart.npz", two)
+
+
+@slow
 def test_three_ranks_compute_the_bits_of_processes(three: Pool, tmp_path: Path) -> None:
     run(3, *RANK_POOL, "1", str(tmp_path / "found.npz"))
     assert_same_bits(tmp_path / "found.npz", three)

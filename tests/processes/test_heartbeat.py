@@ -3,11 +3,14 @@
 import multiprocessing
 import os
 import signal
+import threading
 import time
 from collections.abc import Callable
 from multiprocessing.connection import Connection
 from multiprocessing.process import BaseProcess
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
@@ -23,6 +26,7 @@ from tandem.processes.heartbeat import (
     HeartbeatThread,
     StatusSlot,
 )
+from tandem.processes.rank_heartbeat import RankHeartbeat
 
 needs_proc = pytest.mark.skipif(
     not Path("/proc/self/task").exists(), reason="only Linux shows what a process does"
@@ -256,3 +260,22 @@ def test_a_thread_counts_though_the_table_is_closed_before_it_runs(
     thread.stop()
     thread.join()
     assert counters[LAUNCHER] >= 3
+
+
+def test_a_rank_that_stops_before_its_first_beat_is_dead_after_the_timeout() -> None:
+    """Not when a process that may not have started is: ranks begin when they have met."""
+    silent: list[str] = []
+    ended = threading.Event()
+    group: Any = SimpleNamespace(
+        rank=0, size=2, starter="mpirun", beat=lambda rank: None, beats=lambda: set()
+    )
+
+    def end(reason: str, killed: bool) -> None:
+        silent.append(reason)
+        ended.set()
+
+    beats = RankHeartbeat(group, {}, 0.2, end)
+    beats.start()
+    assert ended.wait(20)
+    beats.stop()
+    assert silent[0].startswith("trainer 1: has given no sign of life")

@@ -2,7 +2,7 @@
 
 The number is the master's, who executes pytest; the other ranks compute what the tests ask for. The
 results of `parallel_work` are written into a file, unless it is "-"; of simulated GPUs, if its name
-ends in "gpus.npz".
+ends in "gpus.npz", and of ranks that do not open each other's memory, if in "apart.npz".
 """
 
 import contextlib
@@ -11,6 +11,8 @@ import sys
 import numpy as np
 import pytest
 
+from tandem.errors import InputError
+from tandem.memory import HostBuffer
 from tandem.parallel import Pool
 from tests.support import parallel_work
 from tests.support.simulated_pool import simulated_gpus
@@ -34,10 +36,16 @@ class RankPool:
         return (names | {given}) - {None} == {self.name}
 
 
+def refuse(path: str, name: str) -> HostBuffer:
+    raise InputError(f"{name} is not opened")
+
+
 def main() -> int:
     master, file, *arguments = sys.argv[1:]
     on_gpus = file.endswith("gpus.npz")
     context = simulated_gpus(2) if on_gpus else contextlib.nullcontext()
+    if file.endswith("apart.npz"):
+        HostBuffer.open = refuse  # type: ignore[assignment, method-assign]
     with context, Pool(use_gpu=on_gpus, threads=1, master_rank=int(master)) as pool:
         print("memory:", type(pool.rank.residents).__name__)
         if file != "-":
