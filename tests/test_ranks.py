@@ -543,7 +543,7 @@ def test_torchrun_starts_again_at_the_step_that_a_survivor_saved(
     data: Path, tmp_path: Path, victim: str
 ) -> None:
     """Nothing else is saved. With sums of single rows the bits are those of one trainer."""
-    changes = {**COMMON, "n_epochs": 40, "sum_rows": 1, "global_batch": 4, "print_freq": 1}
+    changes = {**COMMON, "n_epochs": 100, "sum_rows": 1, "global_batch": 4, "print_freq": 1}
     changes |= {"snapshot_freq": 10_000, "snapshot_minutes": 0, "resume_train": True}
     whole, run = tmp_path / "whole", tmp_path / "run"
     train(data, whole, **changes, devices=["cpu"])

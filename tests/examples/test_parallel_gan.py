@@ -13,8 +13,17 @@ from PIL import Image
 from safetensors.numpy import load_file
 
 import tandem.parallel as synk
-from examples.parallel_gan import LOSSES, critic_loss, generate, generator_loss, initial, train
+from examples.parallel_gan import (
+    LOSSES,
+    critic_loss,
+    generate,
+    generator_loss,
+    initial,
+    main,
+    train,
+)
 from tandem.backend import device_mode
+from tests.support.data_set_files import random_pictures, write_cifar, write_mnist
 
 SIDE, NOISE, FILTERS, ROWS = 8, 5, 3, 4
 
@@ -97,3 +106,20 @@ def test_two_workers_learn_what_one_does_and_a_run_goes_on(kind: str, tmp_path: 
     for name, value in whole.items():
         np.testing.assert_array_equal(value, parts[name])
         np.testing.assert_allclose(value, alone[name], rtol=1e-3, atol=1e-5)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("name", "shape"), [("fashion_mnist", (28, 28)), ("cifar10", (32, 32, 3))])
+def test_the_program_reads_both_data_sets(
+    name: str, shape: tuple[int, ...], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    source, rows = tmp_path / "source", random_pictures(400, 20, shape)
+    source.mkdir()
+    if name == "cifar10":
+        source = write_cifar(source, "cifar10", rows)
+    else:
+        write_mnist(source, rows)
+    words = ["--data", name, "--source", str(source), "--run", str(tmp_path / "run")]
+    assert main([*words, "--epochs", "1", "--filters", "4", "--pictures", "384"]) == 0
+    assert capsys.readouterr().out.startswith("epoch 1: critic ")
+    assert Image.open(tmp_path / "run" / "samples-0001.png").size == (8 * shape[0], 8 * shape[0])
