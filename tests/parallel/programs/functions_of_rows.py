@@ -30,6 +30,7 @@ count = synk.fork(
     max_dim=5,
     threads=1,
     precision="float32",
+    regions=False,
     timeout=60.0,
 )
 assert count == WORKERS
