@@ -39,7 +39,7 @@ _NETWORKS = {  # of Theano-MPI, by class: ours, and the recipe of its settings
     "Wide_ResNet": ("tandem.models.wide_resnet:WideResNet", "wide_resnet"),
 }
 _EXCHANGES = {"avg": "average", "cdd": "gradients"}  # by Theano-MPI's names
-_DEVICE = re.compile(r"(?:cuda|gpu)(\d+)")
+_DEVICE = re.compile(r"^(?:cuda|gpu)(\d+)$")
 
 
 class _Rule:

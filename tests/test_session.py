@@ -9,6 +9,7 @@ from unittest.mock import Mock
 import pytest
 
 from tandem.artifacts.checkpoint import read_header
+from tandem.config.command_line import RECIPES
 from tandem.errors import InputError, RunError
 from tandem.session import BSP, EASGD, GOSGD
 from tandem.validation import read_yaml
@@ -44,30 +45,28 @@ def test_what_cannot_be_used_is_refused_before_anything_starts(
 
 
 @pytest.mark.parametrize(
-    ("module", "name", "network"),
+    ("module", "name", "network", "recipe"),
     [
-        ("theanompi.models", "AlexNet", "alex_net:AlexNet"),
-        ("theanompi.models.googlenet", "GoogLeNet", "tandem.models.googlenet:GoogLeNet"),
-        ("theanompi.models.lasagne_model_zoo.vgg16", "VGG16", "tandem.models.vgg:VGG16"),
-        (
-            "theanompi.models.lasagne_model_zoo.resnet50",
-            "ResNet50",
-            "tandem.models.resnet:ResNet50",
-        ),
+        ("theanompi.models", "AlexNet", "alex_net:AlexNet", "alexnet"),
+        ("theanompi.models.googlenet", "GoogLeNet", "googlenet:GoogLeNet", "googlenet"),
+        ("theanompi.models.lasagne_model_zoo.vgg16", "VGG16", "vgg:VGG16", "vgg16"),
+        ("theanompi.models.lasagne_model_zoo.resnet50", "ResNet50", "resnet:ResNet50", "resnet50"),
         (
             "theanompi.models.lasagne_model_zoo.resnet152",
             "ResNet152",
-            "tandem.models.resnet:ResNet152",
+            "resnet:ResNet152",
+            "resnet50",
         ),
         (
             "theanompi.models.keras_model_zoo.wresnet",
             "Wide_ResNet",
-            "tandem.models.wide_resnet:WideResNet",
+            "wide_resnet:WideResNet",
+            "wide_resnet",
         ),
     ],
 )
 def test_lines_of_theano_mpis_examples_start_our_networks(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, module: str, name: str, network: str
+    monkeypatch: pytest.MonkeyPatch, module: str, name: str, network: str, recipe: str
 ) -> None:
     """With devices as there, and the recipe's settings, unless others are given."""
     started: list[dict[str, Any]] = []
@@ -81,10 +80,13 @@ def test_lines_of_theano_mpis_examples_start_our_networks(
     rule = BSP({"n_epochs": 3})
     rule.init(devices=["cuda0", "cuda1"], modelfile=module, modelclass=name)
     (values,) = started
-    assert values["network"] == network
-    assert values["devices"] == ["cuda:0", "cuda:1"]
-    assert (values["exchange"], values["n_epochs"]) == ("gradients", 3)
-    assert values["learning_rate"] < 1  # of the recipe
+    assert values == read_yaml(RECIPES / f"{recipe}.yaml") | {
+        "network": network if name == "AlexNet" else f"tandem.models.{network}",
+        "devices": ["cuda:0", "cuda:1"],
+        "rule": "bsp",
+        "exchange": "gradients",
+        "n_epochs": 3,
+    }
     rule.stop()
     with pytest.raises(InputError, match=r"found WGAN of Theano-MPI.*examples\.parallel_gan"):
         rule.init(["cpu"], "theanompi.models.lasagne_model_zoo.wgan", "WGAN")

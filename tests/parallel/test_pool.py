@@ -511,7 +511,7 @@ def test_small_arrays_of_a_pool_are_regions_where_it_asks_for_them() -> None:
     x: Any = pt.dmatrix("x")
     total = (pt.exp(x) / (1 + pt.sqr(x))).sum()
     for regions in (False, True):
-        with Pool(1, regions=regions) as pool:
+        with Pool(1, use_gpu=False, regions=regions) as pool:
             f: Any = pool.function([x], (total, "sum"))
             pool.distribute()
             graphs = [variant.maker.fgraph for variant in f.local._variants.values()]
