@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from tandem.backend import device_mode
+from tandem.backend.recurrent_loops import _tanh
 from tandem.ops import GRUSteps, GRUStepsGrad, LSTMSteps, LSTMStepsGrad, gru, lstm
 from tests.support.op_checks import check_gradient, check_shapes, evaluate
 
@@ -110,13 +111,49 @@ def test_shapes_are_inferred_and_kernels_compute_what_perform_does(
     op: Any, given: list[np.ndarray]
 ) -> None:
     check_shapes(op, *given)
-    for dtype, steps in (("float64", STEPS), ("float32", STEPS), ("float64", 0)):
+    for dtype, steps in (("float64", STEPS), ("float32", STEPS), ("float32", 0), ("float64", 0)):
         values = [v[:steps] if v.ndim == 3 else v for v in (v.astype(dtype) for v in given)]
         inputs = [pt.tensor(dtype=dtype, shape=(None,) * v.ndim) for v in values]
         found = pytensor.function(inputs, op(*inputs), mode=device_mode("cpu"))(*values)
         for one, other in zip(found, evaluate(op, *values, static=False), strict=True):
             assert one.dtype == other.dtype == dtype
             np.testing.assert_allclose(one, other, rtol=1e-5, atol=1e-6)
+
+
+def test_the_rational_tanh_is_right_to_rounding() -> None:
+    x = np.concatenate([np.linspace(-12, 12, 999), np.geomspace(1e-30, 1, 99)]).astype("float32")
+    found = np.array([_tanh(v) for v in x])
+    np.testing.assert_allclose(found, np.tanh(x.astype("float64")), rtol=5e-7)
+    assert np.isnan(_tanh(np.float32(np.nan)))
+
+
+@pytest.mark.parametrize("gates", [4, 3], ids=["lstm", "gru"])
+def test_loops_of_float32_saturate_and_keep_nan_and_their_inputs(gates: int) -> None:
+    """Units of a multiple of a vector's length and others; whether or not z is read afterwards."""
+    rng = np.random.default_rng(1)
+    for units in (16, 5):
+        wide = gates * units
+        shapes = [
+            (3, 2, wide),
+            (units, wide),
+            *([(2, units)] * 2 if gates == 4 else [(wide,), (2, units)]),
+        ]
+        values = [
+            rng.normal(0, scale, shape).astype("float32")
+            for scale, shape in zip((20, 1, 1, 1), shapes, strict=True)
+        ]
+        values[0][1, 0, 1], values[0][2, 1] = np.nan, np.inf
+        inputs = [pt.tensor(dtype="float32", shape=v.shape) for v in values]
+        doubled = 2 * inputs[0]
+        for others in ([], [doubled]):
+            outputs = [*lstm(doubled, *inputs[1:])] if gates == 4 else [gru(doubled, *inputs[1:])]
+            slopes = pytensor.grad(sum(y[:2, 1].sum() for y in outputs), inputs)
+            found, expected = (
+                pytensor.function(inputs, [*outputs, *slopes, *others], mode=mode)(*values)
+                for mode in (device_mode("cpu"), pytensor.compile.mode.Mode("py", None))
+            )
+            for one, other in zip(found, expected, strict=True):
+                np.testing.assert_allclose(one, other, rtol=2e-5, atol=2e-6)
 
 
 def test_units_that_do_not_fit_are_refused() -> None:

@@ -73,25 +73,6 @@ def lstm_steps_grad(
     return g_z, dh, dc
 
 
-def lstm_steps_grad_by_loop(
-    gates: Tensor, weight: Tensor, c0: Tensor, c: Tensor, g_h: Tensor, g_c: Tensor
-) -> tuple[Tensor, Tensor, Tensor]:
-    """Compute `lstm_steps_grad` on a CPU: a product and one loop for each step."""
-    from tandem.backend.recurrent_loops import compiled  # imports numba
-
-    g_z = torch.empty_like(gates, memory_format=torch.contiguous_format)
-    dh, dc, transposed = torch.zeros_like(c0), torch.zeros_like(c0), weight.T
-    parts = (gates, c.tanh(), c, g_h, g_c, g_z)
-    arrays = [part.contiguous().numpy() for part in parts]
-    step, first, last = compiled(arrays[0].dtype.name), c0.contiguous().numpy(), dc.numpy()
-    all_gates, reached, all_c, own_h, own_c, found = arrays
-    for t in reversed(range(len(gates))):
-        before = all_c[t - 1] if t else first
-        step(all_gates[t], reached[t], before, own_h[t], own_c[t], dh.numpy(), last, found[t])
-        torch.mm(g_z[t], transposed, out=dh)
-    return g_z, dh, dc
-
-
 def gru_steps(z: Tensor, weight: Tensor, bias: Tensor, h: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     units = len(weight)
     gates = torch.empty_like(z, memory_format=torch.contiguous_format)
@@ -147,9 +128,12 @@ _CALLS: dict[type[Op], Callable[..., tuple[Tensor, ...]]] = {
 @lower.register(GRUStepsGrad)
 def lower_steps(op: Op, node: Apply, device: torch.device, compiled: bool) -> Lowering:
     call = _CALLS[type(op)]
-    if call is lstm_steps_grad and device.type == "cpu" and not compiled:
-        call = lstm_steps_grad_by_loop
-    return computed(call)
+    if device.type != "cpu" or compiled or node.outputs[0].type.dtype != "float32":
+        return computed(call)
+    from tandem.backend import recurrent_loops  # imports numba
+
+    over = getattr(recurrent_loops, f"{call.__name__}_over", None)
+    return computed(getattr(recurrent_loops, call.__name__), reuse={0: over} if over else {})
 
 
 @lower.register(CTC)
