@@ -2,8 +2,10 @@
 
 import pickle
 from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -60,20 +62,23 @@ def set_up(spec: RunSpec, arguments: "WorkerArguments") -> TrainingSetup:
     InputError
         The network, a checkpoint or a layer's name cannot be used, or memory does not suffice.
     """
+    spec = spec.of_rank(arguments.rank)
+    if spec.own_code:
+        pickle.loads(spec.own_code)()
+    network = build_network(spec.description, spec.config.dtype)
+    drawn = _drawn_ahead(spec, network)
+
+    # They import PyTorch, which takes as long as drawing 60 million numbers.
     from tandem.backend import keep_freed_memory, set_threads
     from tandem.training.compiled_network import CompiledNetwork
     from tandem.training.division import divide
     from tandem.training.shards import Gathering
 
-    spec = spec.of_rank(arguments.rank)
     set_threads(spec.threads)
     if not spec.on_gpu:
         keep_freed_memory()  # results of kernels; a GPU's are kept by PyTorch
     config, group = spec.config, arguments.group
     settings = ExchangeSettings.of(dict(config))
-    if spec.own_code:
-        pickle.loads(spec.own_code)()
-    network = build_network(spec.description, config.dtype)
     frozen = tuple(dict.fromkeys((*config.freeze, *network.frozen)))
     config = config.model_copy(update={"freeze": frozen})
     spec = replace(spec, config=config)
@@ -102,7 +107,7 @@ def set_up(spec: RunSpec, arguments: "WorkerArguments") -> TrainingSetup:
         check = partial(check_memory, spec, _nbytes(memory), available=arguments.available)
         check(0)  # before the loader fills its slots
         model.functions.check = check
-    state = _load_weights(spec, network, model)
+    state = _load_weights(spec, network, model, drawn)
     sums = sums_by_rank(state, spec.trainers, config.summed_rows is not None)
     model.put_sums("train", sums[arguments.rank])
     exchange = make_exchange(settings, memory, group)
@@ -204,14 +209,40 @@ def parameter_layout(
     )
 
 
-def _load_weights(spec: RunSpec, network: Network, model: "CompiledNetwork") -> RunState:
+def _whole_weights(spec: RunSpec) -> Path | None:
+    """Return the checkpoint of a run that is continued or validated."""
+    return spec.resumed or (spec.weights if spec.job == "validate" else None)
+
+
+def _draws(spec: RunSpec) -> bool:
+    """Return whether a parameter begins at random."""
+    whole = _whole_weights(spec)
+    return whole is None and (spec.weights is None or bool(spec.config.init_weights_skip))
+
+
+def _drawn_ahead(spec: RunSpec, network: Network) -> Future[list[tuple[str, np.ndarray]]] | None:
+    """Begin to draw initial values in a thread, where that needs no import of its own."""
+    if not _draws(spec) or type(network).initial_values is not Network.initial_values:
+        return None
+    executor = ThreadPoolExecutor(1)
+    try:
+        return executor.submit(list, checked_initial_values(network, spec.config.seed))
+    finally:
+        executor.shutdown(wait=False)
+
+
+def _load_weights(
+    spec: RunSpec,
+    network: Network,
+    model: "CompiledNetwork",
+    drawn: Future[list[tuple[str, np.ndarray]]] | None,
+) -> RunState:
     """Load the weights of the run's beginning; return where it begins."""
     shapes = {name: p.shape for name, p in network.parameters.declared.items()}
     begin = RunState(
         global_batch=spec.global_batch, train_pictures=spec.train.size, skipped=spec.skipped
     )
-    whole = spec.resumed or (spec.weights if spec.job == "validate" else None)
-    if whole is not None:
+    if (whole := _whole_weights(spec)) is not None:
         checkpoint = read_checkpoint(whole, shapes)
         state = checkpoint.state
         if spec.continues_optimizer:
@@ -225,8 +256,10 @@ def _load_weights(spec: RunSpec, network: Network, model: "CompiledNetwork") -> 
             train_pictures=begin.train_pictures,
             skipped=tuple(dict.fromkeys((*checkpoint.state.skipped, *spec.skipped))),
         )
-    for name, value in checked_initial_values(network, spec.config.seed):
-        model.load({name: value})
+    if _draws(spec):
+        values = drawn.result() if drawn else checked_initial_values(network, spec.config.seed)
+        for name, value in values:
+            model.load({name: value})
     if spec.weights is not None:
         skipped = spec.config.init_weights_skip
         check_layers("init_weights_skip", skipped, shapes)
