@@ -1,12 +1,16 @@
 """Regions of small arrays give what the kernels do, and equal calls give equal bits."""
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 import pytensor
 import pytensor.tensor as pt
 import pytest
+import torch
 from pytensor.compile.mode import Mode
+from pytensor.graph.basic import Apply
+from pytensor.graph.op import Op
 
 from tandem.backend import device_mode, device_shared
 from tandem.backend.regions import Region
@@ -86,6 +90,31 @@ def test_the_shapes_of_a_call_decide_and_not_what_was_before(
         function(*values)
         used.append(len(computed) > before)
     assert used == [True, False, True, True, False, True]
+
+
+@pytest.mark.parametrize("trusted", [False, True])
+def test_each_call_gives_what_the_mode_asks_for(computed: list[int], trusted: bool) -> None:
+    mode = device_mode("cpu", regions=True, results="device")
+    function = pytensor.function([x, y], CHAIN, mode=mode, trust_input=trusted)
+    assert all(isinstance(function(rows(4), rows(4)), torch.Tensor) for _ in range(3))
+    assert len(computed) == 3
+
+
+def test_each_call_is_observed(computed: list[int]) -> None:
+    seen: list[Op] = []
+
+    def observe(node: Apply, call: Callable[..., Any]) -> Callable[..., Any]:
+        def observed(*arguments: Any) -> Any:
+            seen.append(node.op)
+            return call(*arguments)
+
+        return observed
+
+    mode = device_mode("cpu", regions=True, observe=observe)
+    function = pytensor.function([x, y], CHAIN, mode=mode)
+    for _ in range(3):
+        function(rows(4), rows(4))
+    assert seen == regions_of(function) * 3
 
 
 def test_lengths_that_are_inputs_are_shapes(computed: list[int]) -> None:
