@@ -13,18 +13,20 @@ from typing import Any
 
 import numpy as np
 import pytensor
+import pytensor.tensor as pt
 import torch
+from pytensor.compile.builders import OpFromGraph
 from pytensor.compile.mode import Mode, optdb
 from pytensor.graph.basic import Apply, Constant, Variable
 from pytensor.graph.fg import FunctionGraph
-from pytensor.graph.op import Op
+from pytensor.graph.op import HasInnerGraph, Op
 from pytensor.graph.replace import clone_replace
 from pytensor.graph.rewriting.basic import GraphRewriter
-from pytensor.scalar.basic import ScalarType
+from pytensor.scalar.basic import Maximum, Minimum, ScalarType
 from pytensor.scan.op import Scan
 from pytensor.tensor.basic import Nonzero
 from pytensor.tensor.blockwise import Blockwise
-from pytensor.tensor.elemwise import DimShuffle, Elemwise
+from pytensor.tensor.elemwise import CAReduce, DimShuffle, Elemwise
 from pytensor.tensor.extra_ops import Repeat, Unique
 from pytensor.tensor.random.op import RandomVariable
 from pytensor.tensor.type import DenseTensorType
@@ -140,7 +142,7 @@ def _is_compiled(node: Apply) -> bool:
         return False
     if any(v.type.dtype in _NOT_COMPILED for v in variables):
         return False
-    if isinstance(op, Scan):
+    if isinstance(op, Scan | OpFromGraph):
         return all(_is_compiled(inner) for inner in op.fgraph.toposort())
     # Numbers and shapes are computed by the host between kernels.
     if any(isinstance(v.type, ScalarType) for v in node.outputs):
@@ -153,6 +155,8 @@ def _has_dispatch(op: Op) -> bool:
 
     if isinstance(op, Blockwise):
         op = op.core_op
+        if isinstance(op, HasInnerGraph):
+            return False
     if isinstance(op, Elemwise):
         op = op.scalar_op
     tables = (
@@ -208,7 +212,9 @@ class _Call:
 
     def __init__(self, graph: FunctionGraph) -> None:
         self._graph = graph
-        self._are_arrays = [not isinstance(v.type, ScalarType) for v in graph.inputs]
+        self._kinds = [
+            None if isinstance(v.type, ScalarType) else np.dtype(v.type.dtype) for v in graph.inputs
+        ]
         # Whole numbers without axes, which may be lengths.
         self._lengths = [
             index
@@ -235,8 +241,11 @@ class _Call:
             key = (key, *[int(values[index]) for index in self._lengths])
         if not self._decided.get(key):
             return None
-        for value, is_array in zip(values, self._are_arrays, strict=True):
-            if is_array and (type(value) is not np.ndarray or not _is_plain(value.flags)):
+        for value, kind in zip(values, self._kinds, strict=True):
+            # Numba has code for such arrays: it compiles one for each dtype and layout.
+            if kind is not None and not (
+                type(value) is np.ndarray and value.dtype == kind and value.flags.carray
+            ):
                 return None
         try:
             return self._compiled(*values)
@@ -258,8 +267,8 @@ class _Call:
 
     def _by_numba(self, step: Callable[..., Any], inputs: tuple[Any, ...]) -> Any:
         given = [
-            x.contiguous().numpy() if is_array else x
-            for x, is_array in zip(inputs, self._are_arrays, strict=True)
+            x if kind is None else x.contiguous().numpy()
+            for x, kind in zip(inputs, self._kinds, strict=True)
         ]
         try:
             if self._compiled is None:
@@ -275,19 +284,36 @@ class _Call:
         return [tensor_over(np.asarray(value)) for value in results]
 
 
-def _is_plain(flags: Any) -> bool:
-    """Return whether Numba has code for such an array: it compiles one for each layout."""
-    return bool(flags.c_contiguous and flags.writeable)
-
-
 def _compile(graph: FunctionGraph) -> Callable[..., Any]:
     """Compile a graph, or load it from PyTensor's cache on disk, without inexact mathematics."""
     copy = graph.clone()
+    _keep_nan(copy)
     with pytensor.config.change_flags(numba__fastmath=False):
         function = pytensor.function(
             copy.inputs, copy.outputs, mode="NUMBA", trust_input=True, on_unused_input="ignore"
         )
     return function.vm.jit_fn
+
+
+def _keep_nan(graph: Any) -> None:
+    """Let maxima and minima be NaN where an element is one, which Numba's loops pass over."""
+    for node in graph.toposort():
+        op = node.op
+        if isinstance(op, Scan | OpFromGraph):
+            op = op.clone()
+            _keep_nan(op.fgraph)
+            results = op.make_node(*node.inputs).outputs
+        elif _is_extreme(op) and node.outputs[0].type.dtype.startswith("float"):
+            (x,) = node.inputs
+            is_nan = pt.any(pt.isnan(x), axis=op.axis)
+            results = [pt.switch(is_nan, np.array(np.nan, x.type.dtype), op(x))]
+        else:
+            continue
+        graph.replace_all([*zip(node.outputs, results, strict=True)], reason=REGIONS)
+
+
+def _is_extreme(op: Op) -> bool:
+    return isinstance(op, CAReduce) and isinstance(op.scalar_op, Maximum | Minimum)
 
 
 @lower.register(Region)

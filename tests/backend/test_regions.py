@@ -8,16 +8,19 @@ import pytensor
 import pytensor.tensor as pt
 import pytest
 import torch
+from pytensor.compile.builders import OpFromGraph
 from pytensor.compile.mode import Mode
 from pytensor.graph.basic import Apply
+from pytensor.graph.fg import FunctionGraph
 from pytensor.graph.op import Op
 
-from tandem.backend import device_mode, device_shared
+from tandem.backend import device_mode, device_shared, regions
 from tandem.backend.regions import Region
 from tandem.errors import InputError
 
 MODE = device_mode("cpu", regions=True)
 x, y, n = pt.dvector("x"), pt.dvector("y"), pt.lscalar("n")
+m = pt.dmatrix("m")
 CHAIN = pt.exp(-(x**2)) * pt.sin(y) + pt.tanh(x * y)
 
 
@@ -31,16 +34,16 @@ def regions_of(function: Any) -> list[Region]:
 
 
 @pytest.fixture
-def computed(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+def computed(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Any, ...]]:
     """Records what Numba's code is called for, which is replaced by the Ops' own `perform`."""
-    calls: list[int] = []
+    calls: list[tuple[Any, ...]] = []
 
     def compile_graph(graph: Any) -> Any:
         copy = graph.clone()
         function = pytensor.function(copy.inputs, copy.outputs, mode=Mode("py", None))
 
         def compiled(*values: Any) -> Any:
-            calls.append(len(values))
+            calls.append(values)
             return function(*values)
 
         return compiled
@@ -78,9 +81,35 @@ def test_numba_computes_loops_and_their_gradients() -> None:
     check([steps, weights, x], outputs, rows(5, 4), rows(4, 4), rows(4))
 
 
+def check_extremes(output: Any, expected: Callable[[np.ndarray], Any]) -> None:
+    """Compare what Numba computes of a matrix with NaN with what NumPy does."""
+    compiled = regions._compile(FunctionGraph([m], [output], clone=True))
+    values = rows(3, 4)
+    for at in (0, slice(None), -1):
+        values[at, 2] = np.nan
+        np.testing.assert_array_equal(compiled(values)[0], expected(values))
+
+
+def test_an_extreme_is_nan_where_an_element_is() -> None:
+    check_extremes(OpFromGraph([m], [m.min(0)])(m).max(), lambda values: values.min(0).max())
+
+
+@pytest.mark.slow
+def test_an_extreme_in_a_loop_is_nan_where_an_element_is() -> None:
+    ranges = pytensor.map(lambda row: row.max() - row.min(), m, return_updates=False)
+    check_extremes(ranges, lambda values: np.ptp(values, axis=1))
+
+
+def test_arrays_of_another_byte_order_are_converted(computed: list[Any]) -> None:
+    function = pytensor.function([x, y], CHAIN, mode=MODE, trust_input=True)
+    expected = function(rows(4), rows(4))
+    np.testing.assert_array_equal(function(rows(4).astype(">f8"), rows(4)), expected)
+    assert all(value.dtype.isnative for values in computed for value in values)
+
+
 @pytest.mark.parametrize("trusted", [False, True])
 def test_the_shapes_of_a_call_decide_and_not_what_was_before(
-    computed: list[int], trusted: bool
+    computed: list[Any], trusted: bool
 ) -> None:
     function = pytensor.function([x, y], CHAIN, mode=MODE, trust_input=trusted)
     small, large = (rows(10), rows(10)), (rows(10**5), rows(10**5))
@@ -93,14 +122,14 @@ def test_the_shapes_of_a_call_decide_and_not_what_was_before(
 
 
 @pytest.mark.parametrize("trusted", [False, True])
-def test_each_call_gives_what_the_mode_asks_for(computed: list[int], trusted: bool) -> None:
+def test_each_call_gives_what_the_mode_asks_for(computed: list[Any], trusted: bool) -> None:
     mode = device_mode("cpu", regions=True, results="device")
     function = pytensor.function([x, y], CHAIN, mode=mode, trust_input=trusted)
     assert all(isinstance(function(rows(4), rows(4)), torch.Tensor) for _ in range(3))
     assert len(computed) == 3
 
 
-def test_each_call_is_observed(computed: list[int]) -> None:
+def test_each_call_is_observed(computed: list[Any]) -> None:
     seen: list[Op] = []
 
     def observe(node: Apply, call: Callable[..., Any]) -> Callable[..., Any]:
@@ -117,7 +146,7 @@ def test_each_call_is_observed(computed: list[int]) -> None:
     assert seen == regions_of(function) * 3
 
 
-def test_lengths_that_are_inputs_are_shapes(computed: list[int]) -> None:
+def test_lengths_that_are_inputs_are_shapes(computed: list[Any]) -> None:
     function = pytensor.function([x, n], pt.exp(-pt.arange(n)).sum() + x.sum(), mode=MODE)
     for length, wanted in ((3, 1), (10**6, 0), (3, 1)):
         computed.clear()
@@ -126,7 +155,7 @@ def test_lengths_that_are_inputs_are_shapes(computed: list[int]) -> None:
         assert len(computed) == wanted
 
 
-def test_arrays_of_any_strides_are_taken_and_none_is_written(computed: list[int]) -> None:
+def test_arrays_of_any_strides_are_taken_and_none_is_written(computed: list[Any]) -> None:
     function = pytensor.function([x, y], CHAIN, mode=MODE)
     straight = rows(20)
     expected = function(straight[::-1].copy(), straight[::2].repeat(2))
@@ -140,7 +169,7 @@ def test_arrays_of_any_strides_are_taken_and_none_is_written(computed: list[int]
     assert function(straight, straight).any()
 
 
-def test_updates_and_shared_values_are_seen_by_the_next_call(computed: list[int]) -> None:
+def test_updates_and_shared_values_are_seen_by_the_next_call(computed: list[Any]) -> None:
     resident, plain = device_shared(rows(6), "resident"), pytensor.shared(rows(6), "plain")
     total = pt.exp(resident) * plain + x
     updates = [(resident, total * 2), (plain, total - resident)]
@@ -154,7 +183,7 @@ def test_updates_and_shared_values_are_seen_by_the_next_call(computed: list[int]
         np.testing.assert_allclose(plain.get_value(), b)
 
 
-def test_errors_name_the_node_of_the_user(computed: list[int]) -> None:
+def test_errors_name_the_node_of_the_user(computed: list[Any]) -> None:
     places = pt.lvector("places")
     function = pytensor.function([x, places], pt.exp(x[places]) * 2, mode=MODE)
     given = np.array([0, 1])
@@ -195,6 +224,7 @@ def test_convolutions_draws_and_known_large_arrays_stay_with_pytorch() -> None:
     halves = pt.tensor("halves", shape=(None,), dtype="float16")
     inputs = [large, halves, x]
     outputs = [pt.exp(large) * 2, draws + x, halves * 2 + 1]
+    outputs.append(OpFromGraph([x], [x.astype("float16").astype("float64")])(pt.exp(x)))
     kept = pytensor.function(inputs, outputs, mode=MODE, on_unused_input="ignore")
     assert not regions_of(kept)
 
