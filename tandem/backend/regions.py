@@ -29,6 +29,8 @@ from pytensor.tensor.blockwise import Blockwise
 from pytensor.tensor.elemwise import CAReduce, DimShuffle, Elemwise
 from pytensor.tensor.extra_ops import Repeat, Unique
 from pytensor.tensor.random.op import RandomVariable
+from pytensor.tensor.rewriting.shape import ShapeFeature
+from pytensor.tensor.shape import Shape, Shape_i
 from pytensor.tensor.type import DenseTensorType
 from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -49,6 +51,7 @@ MOST_WORK = 2000
 Measured by `benchmarks.programs`: at this size a kernel takes about as long as its call.
 """
 _KEPT = 256  # shapes whose decision is remembered
+_MOST_CALLS = 50_000  # of kernels that are counted, in a loop of many steps
 _PER_ELEMENT = 64  # multiplications and additions of a product that take the time of one element
 _PRODUCTS = {"mm", "bmm", "addmm", "addmv", "mv", "dot", "baddbmm"}
 
@@ -171,12 +174,18 @@ def _has_dispatch(op: Op) -> bool:
 optdb.register("small_regions", SmallRegions(), REGIONS, position=300)
 
 
+class _Enough(Exception):
+    """Ends a count."""
+
+
 class Work(TorchDispatchMode):
     """Counts the kernels that are called, and the elements that they compute."""
 
     calls = elements = 0
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if self.calls == _MOST_CALLS:
+            raise _Enough
         results = func(*args, **(kwargs or {}))
         self.calls += 1
         if not func.is_view:
@@ -207,7 +216,7 @@ def _elements(func: Any, args: Any, value: torch.Tensor) -> int:
 class _Call:
     """The call of a region. What computes it depends on its shapes, and on nothing that was before.
 
-    Shapes that are new are computed by the kernels once, to count their work.
+    For new shapes the kernels compute arrays of that shape, whose work is counted.
     """
 
     def __init__(self, graph: FunctionGraph) -> None:
@@ -215,12 +224,7 @@ class _Call:
         self._kinds = [
             None if isinstance(v.type, ScalarType) else np.dtype(v.type.dtype) for v in graph.inputs
         ]
-        # Whole numbers without axes, which may be lengths.
-        self._lengths = [
-            index
-            for index, v in enumerate(graph.inputs)
-            if v.type.ndim == 0 and v.type.dtype.startswith(("int", "uint"))
-        ]
+        self._lengths = _lengths(graph)
         self._decided: OrderedDict[Key, bool] = OrderedDict()
         self._compiled: Callable[..., Any] | None = None
         self._is_refused = False
@@ -238,7 +242,7 @@ class _Call:
             return None
         key: Key = tuple([v.shape for v in values if type(v) is np.ndarray])
         if self._lengths:
-            key = (key, *[int(values[index]) for index in self._lengths])
+            key = (key, *[convert(values[index]) for index, convert in self._lengths])
         if not self._decided.get(key):
             return None
         for value, kind in zip(values, self._kinds, strict=True):
@@ -255,21 +259,44 @@ class _Call:
     def _is_small(self, step: Callable[..., Any], inputs: tuple[Any, ...]) -> bool:
         key: Key = tuple([x.shape for x in inputs if isinstance(x, torch.Tensor)])
         if self._lengths:
-            key = (key, *[int(inputs[index]) for index in self._lengths])
+            key = (key, *[convert(inputs[index]) for index, convert in self._lengths])
         found = self._decided.get(key)
         if found is None:
-            with Work() as work:
-                step(*inputs)
             if len(self._decided) == _KEPT:
                 self._decided.popitem(last=False)
-            found = self._decided[key] = work.is_small
+            found = self._decided[key] = self._has_little_work(step, inputs)
         return found
+
+    def _has_little_work(self, step: Callable[..., Any], inputs: tuple[Any, ...]) -> bool:
+        """Count the work for inputs of the same shapes.
+
+        Other values than those of the key may decide it too, such as when a loop ends. They are not
+        those of the call, which may be the first of many.
+        """
+        ndims = [v.type.ndim for v in self._graph.inputs]
+        if [x.ndim if isinstance(x, torch.Tensor) else 0 for x in inputs] != ndims:
+            return False
+        random = torch.Generator().manual_seed(0)
+        given = [_sample(x, random) for x in inputs]
+        for index, _ in self._lengths:
+            given[index] = inputs[index]
+        work = Work()
+        try:
+            with work, np.errstate(all="ignore"):
+                step(*given)
+        except _Enough:
+            pass
+        except Exception:  # what does not fit these values, or any
+            return False
+        return work.is_small
 
     def _by_numba(self, step: Callable[..., Any], inputs: tuple[Any, ...]) -> Any:
         given = [
             x if kind is None else x.contiguous().numpy()
             for x, kind in zip(inputs, self._kinds, strict=True)
         ]
+        if any(x.dtype != k for x, k in zip(given, self._kinds, strict=True) if k is not None):
+            return step(*inputs)
         try:
             if self._compiled is None:
                 self._compiled = _compile(self._graph)
@@ -282,6 +309,39 @@ class _Call:
                 self._is_refused = True
             return results
         return [tensor_over(np.asarray(value)) for value in results]
+
+
+def _lengths(graph: FunctionGraph) -> list[tuple[int, type]]:
+    """Find the inputs without axes whose values lengths depend on, each with a number's type."""
+    graph = graph.clone()
+    shapes = ShapeFeature()
+    graph.attach_feature(shapes)
+    pending = [length for shape in shapes.shape_of.values() for length in shape or ()]
+    pending += [node.inputs[0] for node in graph.apply_nodes if isinstance(node.op, Scan)]
+    found: set[Variable] = set()
+    while pending:
+        variable = pending.pop()
+        node = variable.owner
+        if variable not in found and not (node and isinstance(node.op, Shape | Shape_i)):
+            found.add(variable)
+            pending += node.inputs if node else ()
+    return [
+        (index, float if v.type.dtype.startswith("float") else int)
+        for index, v in enumerate(graph.inputs)
+        if v in found and v.type.ndim == 0
+    ]
+
+
+def _sample(x: Any, random: torch.Generator) -> Any:
+    """Return an input of the same shape: positive numbers, matrices that have a factor, index 0."""
+    if not isinstance(x, torch.Tensor):
+        return type(x)(0.5)
+    if not x.is_floating_point():
+        return torch.zeros(x.shape, dtype=x.dtype)
+    values = torch.rand(x.shape, generator=random, dtype=x.dtype)
+    if x.ndim > 1 and x.shape[-1] == x.shape[-2]:
+        values.diagonal(dim1=-2, dim2=-1).add_(x.shape[-1])
+    return values
 
 
 def _compile(graph: FunctionGraph) -> Callable[..., Any]:

@@ -13,6 +13,7 @@ from pytensor.compile.mode import Mode
 from pytensor.graph.basic import Apply
 from pytensor.graph.fg import FunctionGraph
 from pytensor.graph.op import Op
+from pytensor.scan.utils import until
 
 from tandem.backend import device_mode, device_shared, regions
 from tandem.backend.regions import Region
@@ -153,6 +154,76 @@ def test_lengths_that_are_inputs_are_shapes(computed: list[Any]) -> None:
         expected = np.exp(-np.arange(length)).sum() + rows(5).sum()
         assert function(rows(5), length) == pytest.approx(expected)
         assert len(computed) == wanted
+
+
+def counting(limit: Any, matrix: Any) -> Any:
+    """A loop whose values decide when it ends."""
+    last = pytensor.scan(
+        lambda total, limit: (total + 1, until(total > limit)),
+        outputs_info=[pt.zeros(())],
+        non_sequences=[limit],
+        n_steps=500,
+        return_updates=False,
+    )[-1]
+    return last + pt.exp(matrix).sum()
+
+
+lengths, limit = pt.lvector("lengths"), pt.dscalar("limit")
+FILLED = pt.exp(pt.full((lengths[0], lengths[1]), 0.5) * 2).sum()
+UNSEEN = {
+    "loop": ([limit, m], counting(limit, m), (0.0, rows(150, 150)), (400.0, rows(150, 150))),
+    "vector": ([lengths], pt.exp(-pt.arange(lengths[0])).sum(), ([3],), ([10**5],)),
+    "filled": ([lengths], FILLED, ([2, 2],), ([300, 300],)),
+    "float": ([limit], pt.exp(-pt.arange(limit)).sum(), (3.0,), (1e5,)),
+}  # graph, and values that mean little and much work
+
+
+@pytest.mark.parametrize("kind", UNSEEN)
+def test_no_call_decides_for_others_of_its_shapes(computed: list[Any], kind: str) -> None:
+    inputs, output, *values = UNSEEN[kind]
+    used = []
+    for order in (values, values[::-1]):
+        function = pytensor.function(inputs, output, mode=MODE)
+        found: dict[str, list[bool]] = {}
+        for given in (*order, *order):
+            before = len(computed)
+            function(*given)
+            found.setdefault(str(given), []).append(len(computed) > before)
+        used.append(found)
+    assert used[0] == used[1]
+    assert all(first == second for first, second in used[0].values())
+
+
+def test_arrays_of_another_dtype_change_no_other_call(computed: list[Any]) -> None:
+    function = pytensor.function([x, y], CHAIN, mode=MODE, trust_input=True)
+    narrow = rows(5).astype("float32")
+    for calls in (1, 2, 3):
+        function(narrow, narrow)
+        function(rows(5), rows(5))
+        assert len(computed) == calls
+    assert all(value.dtype == "float64" for values in computed for value in values)
+
+
+def test_only_numbers_that_are_lengths_are_part_of_the_shapes(
+    computed: list[Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    counts: list[Any] = []
+
+    class Counted(regions.Work):
+        def __init__(self) -> None:
+            super().__init__()
+            counts.append(self)
+
+    monkeypatch.setattr(regions, "Work", Counted)
+    k = pt.lscalar("k")
+    function = pytensor.function([x, k, n], pt.exp(pt.arange(n) * k).sum() + x[k], mode=MODE)
+    function(rows(5), 0, 3)
+    before = len(counts)
+    for number in range(5):
+        function(rows(5), number, 3)
+    assert len(counts) == before
+    function(rows(5), 0, 4)
+    assert len(counts) > before
 
 
 def test_arrays_of_any_strides_are_taken_and_none_is_written(computed: list[Any]) -> None:
