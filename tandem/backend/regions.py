@@ -135,8 +135,8 @@ def _is_small(node: Apply) -> bool:
     return True
 
 
-def _is_compiled(node: Apply) -> bool:
-    """Return whether Numba computes a node, of values that PyTensor's backend passes as arrays."""
+def _is_compiled(node: Apply, inside: bool = False) -> bool:
+    """Return whether Numba computes a node, or one inside another, of arrays and of numbers."""
     op = node.op
     if isinstance(op, _LEFT_OUT) or getattr(op, "destroy_map", None):
         return False
@@ -146,9 +146,9 @@ def _is_compiled(node: Apply) -> bool:
     if any(v.type.dtype in _NOT_COMPILED for v in variables):
         return False
     if isinstance(op, Scan | OpFromGraph):
-        return all(_is_compiled(inner) for inner in op.fgraph.toposort())
+        return all(_is_compiled(inner, inside=True) for inner in op.fgraph.toposort())
     # Numbers and shapes are computed by the host between kernels.
-    if any(isinstance(v.type, ScalarType) for v in node.outputs):
+    if not inside and any(isinstance(v.type, ScalarType) for v in node.outputs):
         return False
     return _has_dispatch(op)
 

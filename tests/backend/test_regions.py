@@ -53,14 +53,15 @@ def computed(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Any, ...]]:
     return calls
 
 
-def check(inputs: list[Any], outputs: list[Any], *values: np.ndarray) -> None:
-    """Compare two calls with each other, bit by bit, and with the kernels."""
+def check(inputs: list[Any], outputs: list[Any], *values: np.ndarray) -> Any:
+    """Compare two calls with each other, bit by bit, and with the kernels; return the function."""
     function = pytensor.function(inputs, outputs, mode=MODE)
     assert regions_of(function)
     expected = pytensor.function(inputs, outputs, mode=device_mode("cpu"))(*values)
     for one, other, reference in zip(function(*values), function(*values), expected, strict=True):
         np.testing.assert_array_equal(one, other)
         np.testing.assert_allclose(one, reference, rtol=1e-13)
+    return function
 
 
 def test_numba_computes_what_the_kernels_do() -> None:
@@ -287,6 +288,18 @@ def test_a_graph_that_numba_cannot_compile_is_computed_by_kernels(
     plain = pytensor.function([x, y], CHAIN, mode=device_mode("cpu"))
     for _ in range(2):
         np.testing.assert_array_equal(function(rows(5), rows(5)), plain(rows(5), rows(5)))
+
+
+def test_a_loop_that_indexes_is_a_region(computed: list[Any]) -> None:
+    states = pytensor.scan(
+        lambda i, state, x: pt.tanh(state + x[i] * x[: i + 1].sum()),
+        sequences=[pt.arange(x.shape[0])],
+        outputs_info=[pt.zeros(())],
+        non_sequences=[x],
+        return_updates=False,
+    )
+    function = check([x], [states[-1]], rows(6))
+    assert any("Scan" in str(region) for region in regions_of(function))
 
 
 def test_convolutions_draws_and_known_large_arrays_stay_with_pytorch() -> None:
