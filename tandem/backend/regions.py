@@ -16,7 +16,7 @@ import pytensor
 import pytensor.tensor as pt
 import torch
 from pytensor.compile.builders import OpFromGraph
-from pytensor.compile.mode import Mode, optdb
+from pytensor.compile.mode import optdb
 from pytensor.graph.basic import Apply, Constant, Variable
 from pytensor.graph.fg import FunctionGraph
 from pytensor.graph.op import HasInnerGraph, Op
@@ -36,6 +36,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from tandem.backend.lowering.registry import Lowering, lower
 from tandem.backend.shared import tensor_over
+from tandem.ops.region import Region
 
 log = logging.getLogger(__name__)
 
@@ -56,29 +57,6 @@ _PER_ELEMENT = 64  # multiplications and additions of a product that take the ti
 _PRODUCTS = {"mm", "bmm", "addmm", "addmv", "mv", "dot", "baddbmm"}
 
 Key = tuple[Any, ...]
-
-
-class Region(Op):
-    """A part of a graph as one node; its inputs and outputs are those of the graph."""
-
-    def __init__(self, graph: FunctionGraph) -> None:
-        self.graph = graph
-
-    def make_node(self, *inputs: Variable) -> Apply:
-        return Apply(self, list(inputs), [v.type() for v in self.graph.outputs])
-
-    def perform(self, node: Apply, inputs: Sequence[Any], output_storage: Any) -> None:
-        """Compute the graph by the `perform` of its Ops."""
-        graph = self.graph.clone()
-        mode = Mode(linker="py", optimizer=None)  # type: ignore[arg-type]
-        function = pytensor.function(
-            graph.inputs, graph.outputs, mode=mode, on_unused_input="ignore"
-        )
-        for storage, value in zip(output_storage, function(*inputs), strict=True):
-            storage[0] = value
-
-    def __str__(self) -> str:
-        return f"Region{{{', '.join(str(node.op) for node in self.graph.toposort())}}}"
 
 
 class SmallRegions(GraphRewriter):
@@ -379,11 +357,11 @@ def _is_extreme(op: Op) -> bool:
 @lower.register(Region)
 def lower_region(op: Region, node: Apply, device: torch.device, compiled: bool) -> Lowering:
     host = frozenset(i for i, v in enumerate(node.inputs) if isinstance(v.type, ScalarType))
-    call = _Call(op.graph)
+    call = _Call(op.fgraph)
     return Lowering(
         call,
         host=host,
-        graphs=(op.graph.clone(),),
+        graphs=(op.fgraph.clone(),),
         opaque=True,
         named=True,
         of_arrays=call.of_arrays,

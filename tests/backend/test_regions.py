@@ -16,8 +16,8 @@ from pytensor.graph.op import Op
 from pytensor.scan.utils import until
 
 from tandem.backend import device_mode, device_shared, regions
-from tandem.backend.regions import Region
 from tandem.errors import InputError
+from tandem.ops.region import Region
 
 MODE = device_mode("cpu", regions=True)
 x, y, n = pt.dvector("x"), pt.dvector("y"), pt.lscalar("n")
