@@ -35,6 +35,7 @@ from pytensor.tensor.type import DenseTensorType
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from tandem.backend.lowering.registry import Lowering, lower
+from tandem.backend.runtime import limit_openblas
 from tandem.backend.shared import tensor_over
 from tandem.ops.region import Region
 
@@ -324,6 +325,9 @@ def _sample(x: Any, random: torch.Generator) -> Any:
 
 def _compile(graph: FunctionGraph) -> Callable[..., Any]:
     """Compile a graph, or load it from PyTensor's cache on disk, without inexact mathematics."""
+    import scipy.linalg  # noqa: F401 (loads its OpenBLAS)
+
+    limit_openblas()
     copy = graph.clone()
     _keep_nan(copy)
     with pytensor.config.change_flags(numba__fastmath=False):
