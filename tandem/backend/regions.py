@@ -203,10 +203,11 @@ class _Call:
         self._kinds = [
             None if isinstance(v.type, ScalarType) else np.dtype(v.type.dtype) for v in graph.inputs
         ]
-        self._lengths = _lengths(graph)
+        lengths = _lengths(graph)
+        self._lengths = lengths or []
         self._decided: OrderedDict[Key, bool] = OrderedDict()
         self._compiled: Callable[..., Any] | None = None
-        self._is_refused = False
+        self._is_refused = lengths is None
 
     def __call__(self, step: Callable[..., Any], *inputs: Any) -> Any:
         if self._is_refused or not self._is_small(step, inputs):
@@ -290,8 +291,11 @@ class _Call:
         return [tensor_over(np.asarray(value)) for value in results]
 
 
-def _lengths(graph: FunctionGraph) -> list[tuple[int, type]]:
-    """Find the inputs without axes whose values lengths depend on, each with a number's type."""
+def _lengths(graph: FunctionGraph) -> list[tuple[int, type]] | None:
+    """Find the inputs whose values lengths depend on, each with a number's type.
+
+    None if one of them has axes: sizes are then unknown, whatever the shapes.
+    """
     graph = graph.clone()
     shapes = ShapeFeature()
     graph.attach_feature(shapes)
@@ -304,11 +308,10 @@ def _lengths(graph: FunctionGraph) -> list[tuple[int, type]]:
         if variable not in found and not (node and isinstance(node.op, Shape | Shape_i)):
             found.add(variable)
             pending += node.inputs if node else ()
-    return [
-        (index, float if v.type.dtype.startswith("float") else int)
-        for index, v in enumerate(graph.inputs)
-        if v in found and v.type.ndim == 0
-    ]
+    given = [(index, v.type) for index, v in enumerate(graph.inputs) if v in found]
+    if any(kind.ndim for _, kind in given):
+        return None
+    return [(index, float if kind.dtype.startswith("float") else int) for index, kind in given]
 
 
 def _sample(x: Any, random: torch.Generator) -> Any:

@@ -170,11 +170,9 @@ def counting(limit: Any, matrix: Any) -> Any:
 
 
 lengths, limit = pt.lvector("lengths"), pt.dscalar("limit")
-FILLED = pt.exp(pt.full((lengths[0], lengths[1]), 0.5) * 2).sum()
 UNSEEN = {
     "loop": ([limit, m], counting(limit, m), (0.0, rows(150, 150)), (400.0, rows(150, 150))),
     "vector": ([lengths], pt.exp(-pt.arange(lengths[0])).sum(), ([3],), ([10**5],)),
-    "filled": ([lengths], FILLED, ([2, 2],), ([300, 300],)),
     "float": ([limit], pt.exp(-pt.arange(limit)).sum(), (3.0,), (1e5,)),
 }  # graph, and values that mean little and much work
 
