@@ -2,7 +2,7 @@
 
 A call of a PyTorch kernel takes microseconds whatever the size, so a graph of many small arrays, or
 a loop over them, spends its time between kernels. PyTensor's Numba backend makes machine code of
-the whole part. `lowering.region` decides for each call which of the two computes it.
+the whole part. `lower_region` decides for each call which of the two computes it.
 """
 
 import logging
@@ -286,7 +286,7 @@ class _Call:
             results = step(*inputs)
             if self._compiled is None or type(error).__module__.startswith("numba"):
                 log.debug("Numba can't compile %s: %s", self._graph, error)
-                self._is_refused = True
+                self._is_refused, self._compiled = True, None
             return results
         return [tensor_over(np.asarray(value)) for value in results]
 
