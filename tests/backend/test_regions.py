@@ -8,6 +8,7 @@ import pytensor
 import pytensor.tensor as pt
 import pytest
 import torch
+from numba.core.errors import NumbaError
 from pytensor.compile.builders import OpFromGraph
 from pytensor.compile.mode import Mode
 from pytensor.graph.basic import Apply
@@ -298,6 +299,29 @@ def test_a_loop_that_indexes_is_a_region(computed: list[Any]) -> None:
     )
     function = check([x], [states[-1]], rows(6))
     assert any("Scan" in str(region) for region in regions_of(function))
+
+
+def test_what_numba_refuses_when_called_is_not_tried_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    calls = []
+
+    def refuse(*values: Any) -> Any:
+        calls.append(values)
+        raise NumbaError("no such type")
+
+    monkeypatch.setattr("tandem.backend.regions._compile", lambda graph: refuse)
+    function = pytensor.function([x, y], CHAIN, mode=MODE)
+    for _ in range(3):
+        function(rows(5), rows(5))
+    assert len(calls) == 1
+
+
+def test_kernels_compute_what_has_lengths_in_a_vector(computed: list[Any]) -> None:
+    inputs, output, *values = UNSEEN["vector"]
+    function = pytensor.function(inputs, output, mode=MODE)
+    for given in values:
+        function(*given)
+    assert regions_of(function)
+    assert not computed
 
 
 def test_convolutions_draws_and_known_large_arrays_stay_with_pytorch() -> None:
