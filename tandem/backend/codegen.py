@@ -73,9 +73,10 @@ def build_program(
     for node in schedule.order:
         writer.compute(node)
     program = writer.program(writer.finish())
-    return (
-        program if buffers or inside else replace(program, of_arrays=_of_arrays(fgraph, schedule))
-    )
+    # Arrays of the host, which nothing observes, need no tensors round them.
+    if buffers or inside or target.results != "host" or target.observe is not None:
+        return program
+    return replace(program, of_arrays=_of_arrays(fgraph, schedule))
 
 
 def _of_arrays(

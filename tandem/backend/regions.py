@@ -2,7 +2,7 @@
 
 A call of a PyTorch kernel takes microseconds whatever the size, so a graph of many small arrays, or
 a loop over them, spends its time between kernels. PyTensor's Numba backend makes machine code of
-the whole part. `lowering.region` decides for each call which of the two computes it.
+the whole part. `lower_region` decides for each call which of the two computes it.
 """
 
 import logging
@@ -13,25 +13,31 @@ from typing import Any
 
 import numpy as np
 import pytensor
+import pytensor.tensor as pt
 import torch
-from pytensor.compile.mode import Mode, optdb
+from pytensor.compile.builders import OpFromGraph
+from pytensor.compile.mode import optdb
 from pytensor.graph.basic import Apply, Constant, Variable
 from pytensor.graph.fg import FunctionGraph
-from pytensor.graph.op import Op
+from pytensor.graph.op import HasInnerGraph, Op
 from pytensor.graph.replace import clone_replace
 from pytensor.graph.rewriting.basic import GraphRewriter
-from pytensor.scalar.basic import ScalarType
+from pytensor.scalar.basic import Maximum, Minimum, ScalarType
 from pytensor.scan.op import Scan
 from pytensor.tensor.basic import Nonzero
 from pytensor.tensor.blockwise import Blockwise
-from pytensor.tensor.elemwise import DimShuffle, Elemwise
+from pytensor.tensor.elemwise import CAReduce, DimShuffle, Elemwise
 from pytensor.tensor.extra_ops import Repeat, Unique
 from pytensor.tensor.random.op import RandomVariable
+from pytensor.tensor.rewriting.shape import ShapeFeature
+from pytensor.tensor.shape import Shape, Shape_i
 from pytensor.tensor.type import DenseTensorType
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from tandem.backend.lowering.registry import Lowering, lower
+from tandem.backend.runtime import limit_openblas
 from tandem.backend.shared import tensor_over
+from tandem.ops.region import Region
 
 log = logging.getLogger(__name__)
 
@@ -47,33 +53,11 @@ MOST_WORK = 2000
 Measured by `benchmarks.programs`: at this size a kernel takes about as long as its call.
 """
 _KEPT = 256  # shapes whose decision is remembered
+_MOST_CALLS = 50_000  # of kernels that are counted, in a loop of many steps
 _PER_ELEMENT = 64  # multiplications and additions of a product that take the time of one element
 _PRODUCTS = {"mm", "bmm", "addmm", "addmv", "mv", "dot", "baddbmm"}
 
 Key = tuple[Any, ...]
-
-
-class Region(Op):
-    """A part of a graph as one node; its inputs and outputs are those of the graph."""
-
-    def __init__(self, graph: FunctionGraph) -> None:
-        self.graph = graph
-
-    def make_node(self, *inputs: Variable) -> Apply:
-        return Apply(self, list(inputs), [v.type() for v in self.graph.outputs])
-
-    def perform(self, node: Apply, inputs: Sequence[Any], output_storage: Any) -> None:
-        """Compute the graph by the `perform` of its Ops."""
-        graph = self.graph.clone()
-        mode = Mode(linker="py", optimizer=None)  # type: ignore[arg-type]
-        function = pytensor.function(
-            graph.inputs, graph.outputs, mode=mode, on_unused_input="ignore"
-        )
-        for storage, value in zip(output_storage, function(*inputs), strict=True):
-            storage[0] = value
-
-    def __str__(self) -> str:
-        return f"Region{{{', '.join(str(node.op) for node in self.graph.toposort())}}}"
 
 
 class SmallRegions(GraphRewriter):
@@ -130,8 +114,8 @@ def _is_small(node: Apply) -> bool:
     return True
 
 
-def _is_compiled(node: Apply) -> bool:
-    """Return whether Numba computes a node, of values that PyTensor's backend passes as arrays."""
+def _is_compiled(node: Apply, inside: bool = False) -> bool:
+    """Return whether Numba computes a node, or one inside another, of arrays and of numbers."""
     op = node.op
     if isinstance(op, _LEFT_OUT) or getattr(op, "destroy_map", None):
         return False
@@ -140,10 +124,10 @@ def _is_compiled(node: Apply) -> bool:
         return False
     if any(v.type.dtype in _NOT_COMPILED for v in variables):
         return False
-    if isinstance(op, Scan):
-        return all(_is_compiled(inner) for inner in op.fgraph.toposort())
+    if isinstance(op, Scan | OpFromGraph):
+        return all(_is_compiled(inner, inside=True) for inner in op.fgraph.toposort())
     # Numbers and shapes are computed by the host between kernels.
-    if any(isinstance(v.type, ScalarType) for v in node.outputs):
+    if not inside and any(isinstance(v.type, ScalarType) for v in node.outputs):
         return False
     return _has_dispatch(op)
 
@@ -153,6 +137,8 @@ def _has_dispatch(op: Op) -> bool:
 
     if isinstance(op, Blockwise):
         op = op.core_op
+        if isinstance(op, HasInnerGraph):
+            return False
     if isinstance(op, Elemwise):
         op = op.scalar_op
     tables = (
@@ -167,12 +153,18 @@ def _has_dispatch(op: Op) -> bool:
 optdb.register("small_regions", SmallRegions(), REGIONS, position=300)
 
 
+class _Enough(Exception):
+    """Ends a count."""
+
+
 class Work(TorchDispatchMode):
     """Counts the kernels that are called, and the elements that they compute."""
 
     calls = elements = 0
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if self.calls == _MOST_CALLS:
+            raise _Enough
         results = func(*args, **(kwargs or {}))
         self.calls += 1
         if not func.is_view:
@@ -203,21 +195,19 @@ def _elements(func: Any, args: Any, value: torch.Tensor) -> int:
 class _Call:
     """The call of a region. What computes it depends on its shapes, and on nothing that was before.
 
-    Shapes that are new are computed by the kernels once, to count their work.
+    For new shapes the kernels compute arrays of that shape, whose work is counted.
     """
 
     def __init__(self, graph: FunctionGraph) -> None:
         self._graph = graph
-        self._are_arrays = [not isinstance(v.type, ScalarType) for v in graph.inputs]
-        # Whole numbers without axes, which may be lengths.
-        self._lengths = [
-            index
-            for index, v in enumerate(graph.inputs)
-            if v.type.ndim == 0 and v.type.dtype.startswith(("int", "uint"))
+        self._kinds = [
+            None if isinstance(v.type, ScalarType) else np.dtype(v.type.dtype) for v in graph.inputs
         ]
+        lengths = _lengths(graph)
+        self._lengths = lengths or []
         self._decided: OrderedDict[Key, bool] = OrderedDict()
         self._compiled: Callable[..., Any] | None = None
-        self._is_refused = False
+        self._is_refused = lengths is None
 
     def __call__(self, step: Callable[..., Any], *inputs: Any) -> Any:
         if self._is_refused or not self._is_small(step, inputs):
@@ -232,11 +222,14 @@ class _Call:
             return None
         key: Key = tuple([v.shape for v in values if type(v) is np.ndarray])
         if self._lengths:
-            key = (key, *[int(values[index]) for index in self._lengths])
+            key = (key, *[convert(values[index]) for index, convert in self._lengths])
         if not self._decided.get(key):
             return None
-        for value, is_array in zip(values, self._are_arrays, strict=True):
-            if is_array and (type(value) is not np.ndarray or not _is_plain(value.flags)):
+        for value, kind in zip(values, self._kinds, strict=True):
+            # Numba has code for such arrays: it compiles one for each dtype and layout.
+            if kind is not None and not (
+                type(value) is np.ndarray and value.dtype == kind and value.flags.carray
+            ):
                 return None
         try:
             return self._compiled(*values)
@@ -246,21 +239,44 @@ class _Call:
     def _is_small(self, step: Callable[..., Any], inputs: tuple[Any, ...]) -> bool:
         key: Key = tuple([x.shape for x in inputs if isinstance(x, torch.Tensor)])
         if self._lengths:
-            key = (key, *[int(inputs[index]) for index in self._lengths])
+            key = (key, *[convert(inputs[index]) for index, convert in self._lengths])
         found = self._decided.get(key)
         if found is None:
-            with Work() as work:
-                step(*inputs)
             if len(self._decided) == _KEPT:
                 self._decided.popitem(last=False)
-            found = self._decided[key] = work.is_small
+            found = self._decided[key] = self._has_little_work(step, inputs)
         return found
+
+    def _has_little_work(self, step: Callable[..., Any], inputs: tuple[Any, ...]) -> bool:
+        """Count the work for inputs of the same shapes.
+
+        Other values than those of the key may decide it too, such as when a loop ends. They are not
+        those of the call, which may be the first of many.
+        """
+        ndims = [v.type.ndim for v in self._graph.inputs]
+        if [x.ndim if isinstance(x, torch.Tensor) else 0 for x in inputs] != ndims:
+            return False
+        random = torch.Generator().manual_seed(0)
+        given = [_sample(x, random) for x in inputs]
+        for index, _ in self._lengths:
+            given[index] = inputs[index]
+        work = Work()
+        try:
+            with work, np.errstate(all="ignore"):
+                step(*given)
+        except _Enough:
+            pass
+        except Exception:  # what does not fit these values, or any
+            return False
+        return work.is_small
 
     def _by_numba(self, step: Callable[..., Any], inputs: tuple[Any, ...]) -> Any:
         given = [
-            x.contiguous().numpy() if is_array else x
-            for x, is_array in zip(inputs, self._are_arrays, strict=True)
+            x if kind is None else x.contiguous().numpy()
+            for x, kind in zip(inputs, self._kinds, strict=True)
         ]
+        if any(x.dtype != k for x, k in zip(given, self._kinds, strict=True) if k is not None):
+            return step(*inputs)
         try:
             if self._compiled is None:
                 self._compiled = _compile(self._graph)
@@ -270,19 +286,53 @@ class _Call:
             results = step(*inputs)
             if self._compiled is None or type(error).__module__.startswith("numba"):
                 log.debug("Numba can't compile %s: %s", self._graph, error)
-                self._is_refused = True
+                self._is_refused, self._compiled = True, None
             return results
         return [tensor_over(np.asarray(value)) for value in results]
 
 
-def _is_plain(flags: Any) -> bool:
-    """Return whether Numba has code for such an array: it compiles one for each layout."""
-    return bool(flags.c_contiguous and flags.writeable)
+def _lengths(graph: FunctionGraph) -> list[tuple[int, type]] | None:
+    """Find the inputs whose values lengths depend on, each with a number's type.
+
+    None if one of them has axes: sizes are then unknown, whatever the shapes.
+    """
+    graph = graph.clone()
+    shapes = ShapeFeature()
+    graph.attach_feature(shapes)
+    pending = [length for shape in shapes.shape_of.values() for length in shape or ()]
+    pending += [node.inputs[0] for node in graph.apply_nodes if isinstance(node.op, Scan)]
+    found: set[Variable] = set()
+    while pending:
+        variable = pending.pop()
+        node = variable.owner
+        if variable not in found and not (node and isinstance(node.op, Shape | Shape_i)):
+            found.add(variable)
+            pending += node.inputs if node else ()
+    given = [(index, v.type) for index, v in enumerate(graph.inputs) if v in found]
+    if any(kind.ndim for _, kind in given):
+        return None
+    return [(index, float if kind.dtype.startswith("float") else int) for index, kind in given]
+
+
+def _sample(x: Any, random: torch.Generator) -> Any:
+    """Return an input of the same shape: positive numbers, matrices that have a factor, index 0."""
+    if not isinstance(x, torch.Tensor):
+        return type(x)(0.5)
+    if not x.is_floating_point():
+        return torch.zeros(x.shape, dtype=x.dtype)
+    values = torch.rand(x.shape, generator=random, dtype=x.dtype)
+    if x.ndim > 1 and x.shape[-1] == x.shape[-2]:
+        values.diagonal(dim1=-2, dim2=-1).add_(x.shape[-1])
+    return values
 
 
 def _compile(graph: FunctionGraph) -> Callable[..., Any]:
     """Compile a graph, or load it from PyTensor's cache on disk, without inexact mathematics."""
+    import scipy.linalg  # noqa: F401 (loads its OpenBLAS)
+
+    limit_openblas()
     copy = graph.clone()
+    _keep_nan(copy)
     with pytensor.config.change_flags(numba__fastmath=False):
         function = pytensor.function(
             copy.inputs, copy.outputs, mode="NUMBA", trust_input=True, on_unused_input="ignore"
@@ -290,14 +340,35 @@ def _compile(graph: FunctionGraph) -> Callable[..., Any]:
     return function.vm.jit_fn
 
 
+def _keep_nan(graph: Any) -> None:
+    """Let maxima and minima be NaN where an element is one, which Numba's loops pass over."""
+    for node in graph.toposort():
+        op = node.op
+        if isinstance(op, Scan | OpFromGraph):
+            op = op.clone()
+            _keep_nan(op.fgraph)
+            results = op.make_node(*node.inputs).outputs
+        elif _is_extreme(op) and node.outputs[0].type.dtype.startswith("float"):
+            (x,) = node.inputs
+            is_nan = pt.any(pt.isnan(x), axis=op.axis)
+            results = [pt.switch(is_nan, np.array(np.nan, x.type.dtype), op(x))]
+        else:
+            continue
+        graph.replace_all([*zip(node.outputs, results, strict=True)], reason=REGIONS)
+
+
+def _is_extreme(op: Op) -> bool:
+    return isinstance(op, CAReduce) and isinstance(op.scalar_op, Maximum | Minimum)
+
+
 @lower.register(Region)
 def lower_region(op: Region, node: Apply, device: torch.device, compiled: bool) -> Lowering:
     host = frozenset(i for i, v in enumerate(node.inputs) if isinstance(v.type, ScalarType))
-    call = _Call(op.graph)
+    call = _Call(op.fgraph)
     return Lowering(
         call,
         host=host,
-        graphs=(op.graph.clone(),),
+        graphs=(op.fgraph.clone(),),
         opaque=True,
         named=True,
         of_arrays=call.of_arrays,

@@ -4,6 +4,7 @@ import contextlib
 import ctypes
 import gc
 from contextlib import AbstractContextManager
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -115,7 +116,7 @@ def give_back_memory() -> None:
 
 
 def set_threads(count: int) -> None:
-    """Set how many threads, at least 1, a PyTorch kernel uses on the CPU.
+    """Set how many threads, at least 1, a PyTorch kernel uses on the CPU, and a region at most.
 
     Kernels do not run side by side: PyTorch's threads for that are set to one, if it is not too
     late (PyTorch accepts that number only before its first use).
@@ -130,6 +131,20 @@ def set_threads(count: int) -> None:
     torch.set_num_threads(count)
     with contextlib.suppress(RuntimeError):
         torch.set_num_interop_threads(1)
+    limit_openblas()
+
+
+def limit_openblas() -> None:
+    """Let SciPy's OpenBLAS, which Numba's code calls, use no more threads than a PyTorch kernel."""
+    count = torch.get_num_threads()
+    with contextlib.suppress(OSError):  # a system that is not Linux
+        mapped = Path("/proc/self/maps").read_text(errors="replace").splitlines()
+        for path in {line.split(maxsplit=5)[5] for line in mapped if "openblas" in line}:
+            library = ctypes.CDLL(path)
+            for prefix in ("scipy_openblas", "openblas"):
+                threads = getattr(library, f"{prefix}_get_num_threads", None)
+                if threads is not None and threads() > count:
+                    library[f"{prefix}_set_num_threads"](count)
 
 
 def keep_freed_memory() -> bool:

@@ -63,6 +63,7 @@ from tandem.ops.pad import Pad2d
 from tandem.ops.pool import AveragePool2d, AveragePool2dGrad, MaxPool2d, MaxPool2dGrad
 from tandem.ops.pool_norm import PoolNorm, PoolNormGrad
 from tandem.ops.recurrent import GRUSteps, GRUStepsGrad, LSTMSteps, LSTMStepsGrad
+from tandem.ops.region import Region
 from tandem.ops.relu import Relu, ReluGrad
 
 CONVOLUTIONS = ("convolution", "convolution input", "convolution weight")
@@ -411,6 +412,7 @@ def _reshaped(op: Op, node: Apply) -> Work:
 
 
 @_work.register(OpFromGraph)
+@_work.register(Region)
 def _inner(op: Any, node: Apply) -> Work:
     return _sum(map(work_of, op.fgraph.apply_nodes), steps=1)
 

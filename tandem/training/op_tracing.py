@@ -8,6 +8,7 @@ from pytensor.compile.executor import Function
 from pytensor.graph.basic import Apply
 from pytensor.tensor.elemwise import Elemwise
 
+from tandem.ops.region import Region
 from tandem.ops.work import work_of
 from tandem.trace.recorder import Recorder, clock
 from tandem.training.attribution import layers_of
@@ -65,17 +66,27 @@ class OpObserver:
             kernel = kernels.setdefault(call.node, call)
             layer, phase = places[call.node]
             call.args = {"op": op_name(call.node), "layer": layer, "phase": phase}
+            if isinstance(call.node.op, Region):
+                call.args["ops"] = _ops(call.node.op)
             call.args |= _work(call.node, counts=call is kernel)
             call.name = call.args["op"] if call is kernel else ("convert", "copy")[call.is_copy]
         self._calls = []
 
 
 def op_name(node: Apply) -> str:
-    """Name the Op of a node; an elementwise one by what it computes."""
+    """Name the Op of a node; an elementwise one by what it computes, a region by its first Ops."""
     op = node.op
+    if isinstance(op, Region):
+        ops = _ops(op)
+        rest = [f"+{len(ops) - 3}"] if len(ops) > 3 else []
+        return f"Region ({', '.join([*ops[:3], *rest])})"
     if isinstance(op, Elemwise):
         return f"Elemwise {type(op.scalar_op).__name__}"
     return type(op).__name__
+
+
+def _ops(region: Region) -> list[str]:
+    return [op_name(node).removeprefix("Elemwise ") for node in region.fgraph.toposort()]
 
 
 def _work(node: Apply, counts: bool) -> dict[str, Any]:

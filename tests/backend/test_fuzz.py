@@ -4,6 +4,8 @@ One graph is run again with ``python -m tests.backend.test_fuzz SEED``.
 """
 
 import sys
+from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import pytensor
@@ -158,18 +160,47 @@ def test_many_random_graphs(first: int, threads: None) -> None:
     check_updates(range(first, first + 20 * GROUP), every=2)
 
 
+def check_regions(seeds: range) -> None:
+    """Check random graphs and updates in regions; report all failures."""
+    failures = []
+    for seed in seeds:
+        for part in (lambda s: check(s, True, REGIONS), lambda s: RandomUpdates(s).check(REGIONS)):
+            try:
+                part(seed)
+            except Exception as error:
+                failures.append(f"seed {seed}: {error!r}")
+    assert not failures, f"{len(failures)} graphs\n" + "\n\n".join(failures)
+
+
+@pytest.fixture
+def by_perform(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Regions are computed by the Ops' own `perform`, which needs no compilation."""
+
+    def compile_region(graph: Any) -> Callable[..., list[np.ndarray]]:
+        copy = graph.clone()
+        return compile_graph(copy.inputs, copy.outputs, PYTHON)
+
+    monkeypatch.setattr("tandem.backend.regions._compile", compile_region)
+
+
+@pytest.mark.parametrize("first", range(0, QUICK, GROUP))
+def test_regions_of_random_graphs(first: int, by_perform: None) -> None:
+    check_regions(range(first, first + GROUP))
+
+
 @pytest.mark.slow
 @pytest.mark.timeout(1200)
-@pytest.mark.parametrize("first", range(0, 12, 6))
-def test_random_graphs_in_regions(first: int) -> None:
-    """Each takes Numba seconds to compile, unless its cache has the graph."""
-    failures = []
-    for seed in range(first, first + 6):
-        try:
-            check(seed, True, REGIONS)
-        except AssertionError as error:
-            failures.append(str(error))
-    assert not failures, f"{len(failures)} graphs\n" + "\n\n".join(failures)
+@pytest.mark.parametrize("first", range(QUICK, 1000 + QUICK, 10 * GROUP))
+def test_regions_of_many_random_graphs(first: int, by_perform: None) -> None:
+    check_regions(range(first, first + 10 * GROUP))
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1200)
+@pytest.mark.parametrize("first", range(0, QUICK, GROUP // 5))
+def test_random_graphs_by_numba(first: int) -> None:
+    """Each takes seconds to compile, unless Numba's cache has the graph."""
+    check_regions(range(first, first + GROUP // 5))
 
 
 if __name__ == "__main__":

@@ -1,19 +1,28 @@
 """Regions of small arrays give what the kernels do, and equal calls give equal bits."""
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 import pytensor
 import pytensor.tensor as pt
 import pytest
+import torch
+from numba.core.errors import NumbaError
+from pytensor.compile.builders import OpFromGraph
 from pytensor.compile.mode import Mode
+from pytensor.graph.basic import Apply
+from pytensor.graph.fg import FunctionGraph
+from pytensor.graph.op import Op
+from pytensor.scan.utils import until
 
-from tandem.backend import device_mode, device_shared
-from tandem.backend.regions import Region
+from tandem.backend import device_mode, device_shared, regions
 from tandem.errors import InputError
+from tandem.ops.region import Region
 
 MODE = device_mode("cpu", regions=True)
 x, y, n = pt.dvector("x"), pt.dvector("y"), pt.lscalar("n")
+m = pt.dmatrix("m")
 CHAIN = pt.exp(-(x**2)) * pt.sin(y) + pt.tanh(x * y)
 
 
@@ -27,16 +36,16 @@ def regions_of(function: Any) -> list[Region]:
 
 
 @pytest.fixture
-def computed(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+def computed(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Any, ...]]:
     """Records what Numba's code is called for, which is replaced by the Ops' own `perform`."""
-    calls: list[int] = []
+    calls: list[tuple[Any, ...]] = []
 
     def compile_graph(graph: Any) -> Any:
         copy = graph.clone()
         function = pytensor.function(copy.inputs, copy.outputs, mode=Mode("py", None))
 
         def compiled(*values: Any) -> Any:
-            calls.append(len(values))
+            calls.append(values)
             return function(*values)
 
         return compiled
@@ -45,14 +54,15 @@ def computed(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     return calls
 
 
-def check(inputs: list[Any], outputs: list[Any], *values: np.ndarray) -> None:
-    """Compare two calls with each other, bit by bit, and with the kernels."""
+def check(inputs: list[Any], outputs: list[Any], *values: np.ndarray) -> Any:
+    """Compare two calls with each other, bit by bit, and with the kernels; return the function."""
     function = pytensor.function(inputs, outputs, mode=MODE)
     assert regions_of(function)
     expected = pytensor.function(inputs, outputs, mode=device_mode("cpu"))(*values)
     for one, other, reference in zip(function(*values), function(*values), expected, strict=True):
         np.testing.assert_array_equal(one, other)
         np.testing.assert_allclose(one, reference, rtol=1e-13)
+    return function
 
 
 def test_numba_computes_what_the_kernels_do() -> None:
@@ -74,9 +84,35 @@ def test_numba_computes_loops_and_their_gradients() -> None:
     check([steps, weights, x], outputs, rows(5, 4), rows(4, 4), rows(4))
 
 
+def check_extremes(output: Any, expected: Callable[[np.ndarray], Any]) -> None:
+    """Compare what Numba computes of a matrix with NaN with what NumPy does."""
+    compiled = regions._compile(FunctionGraph([m], [output], clone=True))
+    values = rows(3, 4)
+    for at in (0, slice(None), -1):
+        values[at, 2] = np.nan
+        np.testing.assert_array_equal(compiled(values)[0], expected(values))
+
+
+def test_an_extreme_is_nan_where_an_element_is() -> None:
+    check_extremes(OpFromGraph([m], [m.min(0)])(m).max(), lambda values: values.min(0).max())
+
+
+@pytest.mark.slow
+def test_an_extreme_in_a_loop_is_nan_where_an_element_is() -> None:
+    ranges = pytensor.map(lambda row: row.max() - row.min(), m, return_updates=False)
+    check_extremes(ranges, lambda values: np.ptp(values, axis=1))
+
+
+def test_arrays_of_another_byte_order_are_converted(computed: list[Any]) -> None:
+    function = pytensor.function([x, y], CHAIN, mode=MODE, trust_input=True)
+    expected = function(rows(4), rows(4))
+    np.testing.assert_array_equal(function(rows(4).astype(">f8"), rows(4)), expected)
+    assert all(value.dtype.isnative for values in computed for value in values)
+
+
 @pytest.mark.parametrize("trusted", [False, True])
 def test_the_shapes_of_a_call_decide_and_not_what_was_before(
-    computed: list[int], trusted: bool
+    computed: list[Any], trusted: bool
 ) -> None:
     function = pytensor.function([x, y], CHAIN, mode=MODE, trust_input=trusted)
     small, large = (rows(10), rows(10)), (rows(10**5), rows(10**5))
@@ -88,7 +124,32 @@ def test_the_shapes_of_a_call_decide_and_not_what_was_before(
     assert used == [True, False, True, True, False, True]
 
 
-def test_lengths_that_are_inputs_are_shapes(computed: list[int]) -> None:
+@pytest.mark.parametrize("trusted", [False, True])
+def test_each_call_gives_what_the_mode_asks_for(computed: list[Any], trusted: bool) -> None:
+    mode = device_mode("cpu", regions=True, results="device")
+    function = pytensor.function([x, y], CHAIN, mode=mode, trust_input=trusted)
+    assert all(isinstance(function(rows(4), rows(4)), torch.Tensor) for _ in range(3))
+    assert len(computed) == 3
+
+
+def test_each_call_is_observed(computed: list[Any]) -> None:
+    seen: list[Op] = []
+
+    def observe(node: Apply, call: Callable[..., Any]) -> Callable[..., Any]:
+        def observed(*arguments: Any) -> Any:
+            seen.append(node.op)
+            return call(*arguments)
+
+        return observed
+
+    mode = device_mode("cpu", regions=True, observe=observe)
+    function = pytensor.function([x, y], CHAIN, mode=mode)
+    for _ in range(3):
+        function(rows(4), rows(4))
+    assert seen == regions_of(function) * 3
+
+
+def test_lengths_that_are_inputs_are_shapes(computed: list[Any]) -> None:
     function = pytensor.function([x, n], pt.exp(-pt.arange(n)).sum() + x.sum(), mode=MODE)
     for length, wanted in ((3, 1), (10**6, 0), (3, 1)):
         computed.clear()
@@ -97,7 +158,75 @@ def test_lengths_that_are_inputs_are_shapes(computed: list[int]) -> None:
         assert len(computed) == wanted
 
 
-def test_arrays_of_any_strides_are_taken_and_none_is_written(computed: list[int]) -> None:
+def counting(limit: Any, matrix: Any) -> Any:
+    """A loop whose values decide when it ends."""
+    last = pytensor.scan(
+        lambda total, limit: (total + 1, until(total > limit)),
+        outputs_info=[pt.zeros(())],
+        non_sequences=[limit],
+        n_steps=500,
+        return_updates=False,
+    )[-1]
+    return last + pt.exp(matrix).sum()
+
+
+lengths, limit = pt.lvector("lengths"), pt.dscalar("limit")
+UNSEEN = {
+    "loop": ([limit, m], counting(limit, m), (0.0, rows(150, 150)), (400.0, rows(150, 150))),
+    "vector": ([lengths], pt.exp(-pt.arange(lengths[0])).sum(), ([3],), ([10**5],)),
+    "float": ([limit], pt.exp(-pt.arange(limit)).sum(), (3.0,), (1e5,)),
+}  # graph, and values that mean little and much work
+
+
+@pytest.mark.parametrize("kind", UNSEEN)
+def test_no_call_decides_for_others_of_its_shapes(computed: list[Any], kind: str) -> None:
+    inputs, output, *values = UNSEEN[kind]
+    used = []
+    for order in (values, values[::-1]):
+        function = pytensor.function(inputs, output, mode=MODE)
+        found: dict[str, list[bool]] = {}
+        for given in (*order, *order):
+            before = len(computed)
+            function(*given)
+            found.setdefault(str(given), []).append(len(computed) > before)
+        used.append(found)
+    assert used[0] == used[1]
+    assert all(first == second for first, second in used[0].values())
+
+
+def test_arrays_of_another_dtype_change_no_other_call(computed: list[Any]) -> None:
+    function = pytensor.function([x, y], CHAIN, mode=MODE, trust_input=True)
+    narrow = rows(5).astype("float32")
+    for calls in (1, 2, 3):
+        function(narrow, narrow)
+        function(rows(5), rows(5))
+        assert len(computed) == calls
+    assert all(value.dtype == "float64" for values in computed for value in values)
+
+
+def test_only_numbers_that_are_lengths_are_part_of_the_shapes(
+    computed: list[Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    counts: list[Any] = []
+
+    class Counted(regions.Work):
+        def __init__(self) -> None:
+            super().__init__()
+            counts.append(self)
+
+    monkeypatch.setattr(regions, "Work", Counted)
+    k = pt.lscalar("k")
+    function = pytensor.function([x, k, n], pt.exp(pt.arange(n) * k).sum() + x[k], mode=MODE)
+    function(rows(5), 0, 3)
+    before = len(counts)
+    for number in range(5):
+        function(rows(5), number, 3)
+    assert len(counts) == before
+    function(rows(5), 0, 4)
+    assert len(counts) > before
+
+
+def test_arrays_of_any_strides_are_taken_and_none_is_written(computed: list[Any]) -> None:
     function = pytensor.function([x, y], CHAIN, mode=MODE)
     straight = rows(20)
     expected = function(straight[::-1].copy(), straight[::2].repeat(2))
@@ -111,7 +240,7 @@ def test_arrays_of_any_strides_are_taken_and_none_is_written(computed: list[int]
     assert function(straight, straight).any()
 
 
-def test_updates_and_shared_values_are_seen_by_the_next_call(computed: list[int]) -> None:
+def test_updates_and_shared_values_are_seen_by_the_next_call(computed: list[Any]) -> None:
     resident, plain = device_shared(rows(6), "resident"), pytensor.shared(rows(6), "plain")
     total = pt.exp(resident) * plain + x
     updates = [(resident, total * 2), (plain, total - resident)]
@@ -125,7 +254,7 @@ def test_updates_and_shared_values_are_seen_by_the_next_call(computed: list[int]
         np.testing.assert_allclose(plain.get_value(), b)
 
 
-def test_errors_name_the_node_of_the_user(computed: list[int]) -> None:
+def test_errors_name_the_node_of_the_user(computed: list[Any]) -> None:
     places = pt.lvector("places")
     function = pytensor.function([x, places], pt.exp(x[places]) * 2, mode=MODE)
     given = np.array([0, 1])
@@ -160,12 +289,48 @@ def test_a_graph_that_numba_cannot_compile_is_computed_by_kernels(
         np.testing.assert_array_equal(function(rows(5), rows(5)), plain(rows(5), rows(5)))
 
 
+def test_a_loop_that_indexes_is_a_region(computed: list[Any]) -> None:
+    states = pytensor.scan(
+        lambda i, state, x: pt.tanh(state + x[i] * x[: i + 1].sum()),
+        sequences=[pt.arange(x.shape[0])],
+        outputs_info=[pt.zeros(())],
+        non_sequences=[x],
+        return_updates=False,
+    )
+    function = check([x], [states[-1]], rows(6))
+    assert any("Scan" in str(region) for region in regions_of(function))
+
+
+def test_what_numba_refuses_when_called_is_not_tried_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    calls = []
+
+    def refuse(*values: Any) -> Any:
+        calls.append(values)
+        raise NumbaError("no such type")
+
+    monkeypatch.setattr("tandem.backend.regions._compile", lambda graph: refuse)
+    function = pytensor.function([x, y], CHAIN, mode=MODE)
+    for _ in range(3):
+        function(rows(5), rows(5))
+    assert len(calls) == 1
+
+
+def test_kernels_compute_what_has_lengths_in_a_vector(computed: list[Any]) -> None:
+    inputs, output, *values = UNSEEN["vector"]
+    function = pytensor.function(inputs, output, mode=MODE)
+    for given in values:
+        function(*given)
+    assert regions_of(function)
+    assert not computed
+
+
 def test_convolutions_draws_and_known_large_arrays_stay_with_pytorch() -> None:
     large = pt.tensor("large", shape=(1000, 1000), dtype="float64")
     draws = pt.random.normal(size=(3,), rng=pytensor.shared(np.random.default_rng(1)))
     halves = pt.tensor("halves", shape=(None,), dtype="float16")
     inputs = [large, halves, x]
     outputs = [pt.exp(large) * 2, draws + x, halves * 2 + 1]
+    outputs.append(OpFromGraph([x], [x.astype("float16").astype("float64")])(pt.exp(x)))
     kept = pytensor.function(inputs, outputs, mode=MODE, on_unused_input="ignore")
     assert not regions_of(kept)
 

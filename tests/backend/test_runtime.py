@@ -3,10 +3,12 @@
 import weakref
 
 import pytest
+import scipy.linalg  # noqa: F401 (loads its OpenBLAS)
 import torch
+from threadpoolctl import threadpool_info, threadpool_limits  # of scikit-learn
 
 from tandem.backend import give_back_memory
-from tandem.backend.runtime import out_of_memory
+from tandem.backend.runtime import limit_openblas, out_of_memory
 
 
 def test_what_nobody_refers_to_is_given_back() -> None:
@@ -24,3 +26,10 @@ def test_a_shortage_names_what_needs_less(monkeypatch: pytest.MonkeyPatch) -> No
         "cuda:1 has too little memory; a smaller batch_size or width, or data_on_gpu: false, needs "
         "less (CUDA out of memory)"
     )
+
+
+def test_scipys_products_take_no_more_threads_than_pytorchs() -> None:
+    with threadpool_limits(2, user_api="blas"):
+        limit_openblas()
+        found = {pool["filepath"]: pool["num_threads"] for pool in threadpool_info()}
+    assert [n for path, n in found.items() if "scipy.libs" in path] == [torch.get_num_threads()]

@@ -18,9 +18,9 @@ import pytensor.tensor as pt
 import pytest
 
 import tandem.parallel as synk
-from tandem.backend.regions import Region
 from tandem.config.hardware import available_cores, cuda_device_count
 from tandem.errors import InputError
+from tandem.ops.region import Region
 from tandem.parallel import Pool
 from tests.support.faulty_ops import CALLBACKS, FAULT, CallBack, CallPool
 from tests.support.tiny import python_path, shared_memory
