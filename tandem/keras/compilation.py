@@ -297,14 +297,14 @@ def _output(path: Sequence[Any], model: Any) -> int:
         return 0
     if isinstance(path[0], int):
         return int(path[0])
-    names = output_names(model)
-    return int(names.index(path[0]) if path[0] in names else sorted(names).index(path[0]))
+    return output_names(model).index(path[0])
 
 
 def output_names(model: Any) -> list[str]:
     """Names of the outputs of a built model, as Keras begins those of losses and metrics."""
     graph = getattr(model, "_functional", None) or model  # of a Sequential
-    return list(graph.output_names)
+    outputs = graph._outputs_struct
+    return sorted(outputs) if isinstance(outputs, dict) else [*graph.output_names]
 
 
 def _metrics(

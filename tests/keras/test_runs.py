@@ -139,7 +139,7 @@ def two_headed() -> Any:
     layers = keras.layers
     rows, steps = keras.Input((3,), name="rows"), keras.Input((4, 2), name="steps")
     joined = layers.Concatenate()([layers.Dense(4, "relu")(rows), layers.Flatten()(steps)])
-    kind = layers.Dense(3, "softmax", name="kind")(joined)
+    kind = layers.Dense(3, "softmax", name="classes")(joined)  # which is no output's name
     size = layers.Dense(2, name="size")(joined)
     each = layers.Dense(2, "softmax", name="each")(steps)
     model = keras.Model([rows, steps], {"kind": kind, "size": size, "each": each})
