@@ -4,7 +4,7 @@ import itertools
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, cast
 
 import keras
 import numpy as np
@@ -41,11 +41,13 @@ class Given:
         return Given(*(None if v is None else cut(v) for v in (self.x, self.y, self.weights)))
 
 
-def gathered(x: Any, y: Any, weights: Any, steps: int | None, name: str = "x") -> tuple[Given, int]:
+def gathered(
+    x: Any, y: Any, weights: Any, steps: int | None, name: str = "x", reads_all: bool = False
+) -> tuple[Given, int]:
     """Collect arrays of what `fit` takes: arrays, pandas, tensors, or batches of them.
 
     Of a PyDataset, a DataLoader or a generator one pass is made, of `steps` batches if that is
-    given.
+    given; with `reads_all` only where the number of batches is not known.
 
     Returns
     -------
@@ -69,12 +71,16 @@ def gathered(x: Any, y: Any, weights: Any, steps: int | None, name: str = "x") -
         return given, 0
     if y is not None or weights is not None:
         raise InputError(f"{name}: found {type(x).__name__} and y, expected its batches alone")
-    if steps is None and not hasattr(x, "__len__"):
+    if (count := _count(x)) is not None and reads_all:
+        steps = count
+    if steps is None and count is None:
         raise InputError(
             f"{name}: found {type(x).__name__}, which may never end, expected steps_per_epoch "
             "beside it (validation_steps for that of validation)"
         )
-    batches = (x[n] for n in range(len(x))) if isinstance(x, keras.utils.PyDataset) else iter(x)
+    is_indexed = isinstance(x, keras.utils.PyDataset)
+    numbers = itertools.count() if count is None else range(count)
+    batches = (x[n] for n in numbers) if is_indexed else iter(x)
     parts = [_batch(batch, name) for batch in itertools.islice(batches, steps)]
     if not parts:
         raise InputError(f"{name}: found no batch, expected at least one")
@@ -83,10 +89,24 @@ def gathered(x: Any, y: Any, weights: Any, steps: int | None, name: str = "x") -
     def joined(get: Callable[[Given], Any]) -> Any:
         if get(first) is None:
             return None
-        return keras.tree.map_structure(lambda *a: np.concatenate(a), *map(get, parts))
+        try:
+            return keras.tree.map_structure(lambda *a: np.concatenate(a), *map(get, parts))
+        except ValueError as error:
+            raise InputError(
+                f"{name}: found batches whose rows differ ({error}), expected rows of one shape: "
+                "pad them"
+            ) from error
 
     values = (joined(lambda g: g.x), joined(lambda g: g.y), joined(lambda g: g.weights))
     return Given(*values), first.count
+
+
+def _count(x: Any) -> int | None:
+    """The number of batches, if it is known."""
+    try:
+        return cast(int | None, getattr(x, "num_batches", None) or len(x))
+    except (TypeError, NotImplementedError):
+        return None
 
 
 def _is_of_batches(x: Any) -> bool:
@@ -164,6 +184,11 @@ def weighted(given: Given, class_weight: Mapping[int, float] | None) -> Given:
     return replace(given, weights=weights[places])
 
 
+def class_table(class_weight: Mapping[int, float], classes: int) -> tuple[float, ...]:
+    """The weight of each class, 1 where none is given."""
+    return tuple(float(class_weight.get(number, 1.0)) for number in range(classes))
+
+
 def divided(given: Given, fraction: float) -> tuple[Given, Given]:
     """Divide rows: the last ones, a fraction, are for validation."""
     begin = training_rows(given.count, fraction)
@@ -181,6 +206,7 @@ class Layout:
     labels: tuple[bool, ...]
     functions: frozenset[str]  # of losses and metrics
     as_given: frozenset[int] = frozenset()  # outputs of which a target has a shape of its own
+    ignored: tuple[int | None, ...] = ()  # the label of each output that its loss leaves out
 
 
 @dataclass(frozen=True)
@@ -212,12 +238,13 @@ def checked_rows(given: Given, layout: Layout, name: str = "", may_crop: bool = 
     targets = tuple(
         _float32(array, f"{name}y")
         if n in layout.as_given
-        else _checked_target(array, shape, is_label, _named(f"{name}y", layout.outputs, n))
-        for n, (array, shape, is_label) in enumerate(
+        else _checked_target(array, shape, label, _named(f"{name}y", layout.outputs, n), ignored)
+        for n, (array, shape, label, ignored) in enumerate(
             zip(
                 in_order(given.y, layout.outputs, f"{name}y"),
                 layout.output_shapes,
                 layout.labels,
+                layout.ignored or [None] * len(layout.outputs),
                 strict=True,
             )
         )
@@ -225,7 +252,7 @@ def checked_rows(given: Given, layout: Layout, name: str = "", may_crop: bool = 
     given_weights = _flat(given.weights)
     if isinstance(given.weights, Mapping):
         given_weights = in_order(given.weights, layout.outputs, f"{name}sample_weight")
-    weights = tuple(np.asarray(w, np.float32) for w in given_weights)
+    weights = tuple(map(_weights, given_weights, itertools.cycle(layout.output_shapes)))
     places = [{(), shape[:-1]} for shape in layout.output_shapes]
     if len(weights) not in (0, 1, len(targets)) or any(
         len(w) != len(inputs[0]) or not any(_fits(w.shape[1:], shape) for shape in allowed)
@@ -237,6 +264,12 @@ def checked_rows(given: Given, layout: Layout, name: str = "", may_crop: bool = 
             f"{len(inputs[0])} rows, or for each step of them"
         )
     return Rows(inputs, targets, weights)
+
+
+def _weights(found: np.ndarray, shape: Shape) -> np.ndarray:
+    """Weights of rows or their steps; an axis of length 1 may be too many."""
+    is_wide = found.ndim > 1 and found.shape[-1] == 1 and not _fits(found.shape[1:], shape[:-1])
+    return np.asarray(found[..., 0] if is_wide else found, np.float32)
 
 
 def _named(name: str, names: Sequence[str], number: int) -> str:
@@ -258,7 +291,9 @@ def _checked_input(found: np.ndarray, shape: Shape, name: str, may_crop: bool) -
     return found if found.dtype == np.uint8 else _float32(found, name)
 
 
-def _checked_target(found: np.ndarray, shape: Shape, is_label: bool, name: str) -> np.ndarray:
+def _checked_target(
+    found: np.ndarray, shape: Shape, is_label: bool, name: str, ignored: int | None
+) -> np.ndarray:
     places = shape[:-1]
     if is_label and _fits(found.shape[1:], shape) and shape[-1] != 1:
         raise InputError(
@@ -266,7 +301,7 @@ def _checked_target(found: np.ndarray, shape: Shape, is_label: bool, name: str) 
             "one-hot rows take categorical_crossentropy"
         )
     if is_label:
-        return _checked_labels(_reshaped(found, places, name), shape[-1], name)
+        return _checked_labels(_reshaped(found, places, name), shape[-1], name, ignored)
     return _float32(_reshaped(found, shape, name), name)
 
 
@@ -289,11 +324,14 @@ def fits_output(target: Sequence[int], output: Shape) -> bool:
     return is_short or (tuple(target[-1:]) == (1,) and _fits(target[:-1], output))
 
 
-def _checked_labels(found: np.ndarray, classes: int | None, name: str) -> np.ndarray:
+def _checked_labels(
+    found: np.ndarray, classes: int | None, name: str, ignored: int | None
+) -> np.ndarray:
     labels = found.astype(np.int64)
     if not np.array_equal(labels, found):
         raise InputError(f"{name}: found numbers with fractions, expected whole labels")
-    low, high = int(labels.min()), int(labels.max())
+    kept = labels if ignored is None else labels[labels != ignored]
+    low, high = (int(kept.min()), int(kept.max())) if kept.size else (0, 0)
     if low < 0 or classes is None or high >= classes:
         raise InputError(
             f"{name}: found labels from {low} to {high}, expected 0 to {(classes or 0) - 1}, as "
@@ -372,6 +410,7 @@ class Form:
             and len(layout.output_shapes[0]) == 1
             and not weights
             and layout.functions <= OF_CLASSES
+            and not any(label is not None for label in layout.ignored)
             and (layout.labels[0] or all(map(_are_one_hot, (r.targets[0] for r in parts))))
         )
         are_pictures = (

@@ -13,7 +13,8 @@ import numpy as np
 from tandem.errors import InputError
 from tandem.keras.arrays import fits_output, in_order
 from tandem.keras.losses import OF_GROUPS, OF_LABELS, is_here
-from tandem.validation import suggestion
+from tandem.keras.weights import kind_of
+from tandem.validation import listed, suggestion
 
 _MOMENTS = {"first_moment": "_momentums", "second_moment": "_velocities"}
 
@@ -28,7 +29,13 @@ class _Optimizer:
     fixed: Mapping[str, Any] = field(default_factory=dict)
 
 
-_BETAS = {"adam_beta1": "beta_1", "adam_beta2": "beta_2", "adam_epsilon": "epsilon"}
+def _named(prefix: str, *arguments: str) -> dict[str, str]:
+    """Arguments of Keras by our settings, whose names begin with the optimizer's."""
+    ours = {"rho": "decay", "beta_1": "beta1", "beta_2": "beta2"}
+    return {f"{prefix}_{ours.get(name, name)}": name for name in arguments}
+
+
+_BETAS = _named("adam", "beta_1", "beta_2", "epsilon")
 _ADAM = _Optimizer(
     "adam",
     {**_BETAS, "adam_amsgrad": "amsgrad"},
@@ -47,12 +54,7 @@ _OPTIMIZERS = {
     "Adamax": _Optimizer("adamax", _BETAS, {"first_moment": "_m", "infinity_norm": "_u"}),
     "RMSprop": _Optimizer(
         "rmsprop",
-        {
-            "rmsprop_decay": "rho",
-            "rmsprop_epsilon": "epsilon",
-            "rmsprop_momentum": "momentum",
-            "rmsprop_centered": "centered",
-        },
+        _named("rmsprop", "rho", "epsilon", "momentum", "centered"),
         {
             "mean_square": "_velocities",
             "momentum": "_momentums",
@@ -61,16 +63,14 @@ _OPTIMIZERS = {
         {"rmsprop_epsilon_inside": True},
     ),
     "Adagrad": _Optimizer(
-        "adagrad", {"adagrad_epsilon": "epsilon"}, {"sum_of_squares": "_accumulators"}
+        "adagrad", _named("adagrad", "epsilon"), {"sum_of_squares": "_accumulators"}
     ),
     "Adadelta": _Optimizer(
         "adadelta",
-        {"adadelta_decay": "rho", "adadelta_epsilon": "epsilon"},
+        _named("adadelta", "rho", "epsilon"),
         {"mean_square": "_accumulated_grads", "mean_squared_step": "_accumulated_delta_vars"},
     ),
-    "Lion": _Optimizer(
-        "lion", {"lion_beta1": "beta_1", "lion_beta2": "beta_2"}, {"momentum": "_momentums"}
-    ),
+    "Lion": _Optimizer("lion", _named("lion", "beta_1", "beta_2"), {"momentum": "_momentums"}),
 }
 _CLIPS = {"clip_norm": "clipnorm", "clip_global_norm": "global_clipnorm", "clip_value": "clipvalue"}
 _METHODS = (
@@ -84,10 +84,10 @@ _TRACED = (  # functions of metrics that become graphs; others, and those of use
     *("mean_absolute_error", "mean_absolute_percentage_error", "mean_squared_error"),
     "mean_squared_logarithmic_error",
 )
+_MEANS = ("mean", "sum_over_batch_size")
 OWN = "own"  # the function of a loss of the user's
 _AS_GIVEN = (OWN, "circle", "ctc", "categorical_generalized_cross_entropy")
 """Losses whose targets may have another shape than outputs."""
-_ABSENT = ("gradient_accumulation_steps", "loss_scale_factor")
 _AVERAGE = {"weight_average": "_model_variables_moving_average"}  # of any optimizer's weights
 
 
@@ -126,8 +126,8 @@ class Compilation:
         Keys of the configuration.
     losses, metrics : list of dict
         As those of `tandem.keras.losses.Objective`.
-    foreign : bool
-        Whether there are metrics that Keras alone measures.
+    foreign : tuple of str
+        Names of the metrics that Keras alone measures.
     as_given : frozenset of int
         Outputs whose targets have a shape of their own, of losses alone that take it.
     """
@@ -135,7 +135,7 @@ class Compilation:
     settings: Mapping[str, Any]
     losses: Sequence[Mapping[str, Any]]
     metrics: Sequence[Mapping[str, Any]]
-    foreign: bool
+    foreign: tuple[str, ...]
     as_given: frozenset[int]
 
     @classmethod
@@ -164,11 +164,8 @@ class Compilation:
         model.evaluate(x, y, verbose=0)  # by which Keras finds what names stand for
         model.reset_metrics()
         model.optimizer.build(model.trainable_variables)
-        decays = [model.optimizer._use_weight_decay(v) for v in model.trainable_variables]
-        if model.optimizer.weight_decay and not all(decays):
-            raise InputError(
-                "optimizer: found exclude_from_weight_decay, expected decay of all parameters"
-            )
+        if model.optimizer.weight_decay:
+            settings["decay_kinds"] = _decay_kinds(model)
         outputs = [tuple(tensor.shape[1:]) for tensor in model.outputs]
         given = [each.shape[1:] for each in in_order(y, output_names(model), "y")]
         shapes = [
@@ -185,7 +182,17 @@ class Compilation:
     @property
     def of_groups(self) -> bool:
         """Return whether a loss is one of all rows together."""
-        return any(each["function"] in OF_GROUPS for each in self.losses)
+        return any(
+            each["function"] in OF_GROUPS
+            or "ignore_class" in each["options"]
+            or each["reduction"] == "mean_with_sample_weight"
+            for each in self.losses
+        )
+
+    def ignored(self, output: int) -> int | None:
+        """The label of an output that its loss leaves out, if there is one."""
+        found = (x["options"].get("ignore_class") for x in self.losses if x["output"] == output)
+        return next(found, None)
 
     def takes_labels(self, output: int) -> bool:
         """Return whether targets of an output are whole numbers."""
@@ -200,9 +207,10 @@ def optimizer_settings(optimizer: Any) -> dict[str, Any]:
     found = _OPTIMIZERS.get(kind) if type(optimizer).__module__.startswith("keras.") else None
     if found is None:
         raise InputError(f"optimizer: found {kind}, expected any of {', '.join(_OPTIMIZERS)}")
-    for name in _ABSENT:
-        if config.get(name) is not None:
-            raise InputError(f"{kind}: found {name}={config[name]!r}, expected None")
+    if config.get("loss_scale_factor") is not None:
+        raise InputError(f"{kind}: found a loss_scale_factor, expected None")
+    if config["use_ema"] and accumulated(optimizer) > 1:
+        raise InputError(f"{kind}: found use_ema with gradient_accumulation_steps, expected one")
     settings = {ours: config[theirs] for ours, theirs in found.settings.items()}
     if kind == "SGD":
         settings["use_momentum"] = settings["momentum"] > 0
@@ -219,9 +227,22 @@ def optimizer_settings(optimizer: Any) -> dict[str, Any]:
         "optimizer": found.name,
         "weight_decay": decay,
         "decoupled_decay": decay > 0,
-        "decay_kinds": ["weight", "bias", "scale", "shift"],
         "bias_rate": 1.0,
     }
+
+
+def _decay_kinds(model: Any) -> list[str]:
+    """The kinds of parameters that decay; InputError where only some of a kind do."""
+    decays: dict[str, set[bool]] = {}
+    for variable in model.trainable_variables:
+        kind = kind_of(variable.name)[1]
+        decays.setdefault(kind, set()).add(model.optimizer._use_weight_decay(variable))
+    if mixed := [kind for kind, found in decays.items() if len(found) > 1]:
+        raise InputError(
+            f"exclude_from_weight_decay: found some parameters of the kind {listed(mixed)}, "
+            "expected all of a kind, such as biases, or none"
+        )
+    return [kind for kind, found in decays.items() if found == {True}]
 
 
 def states_of(optimizer: Any) -> dict[str, list[Any]]:
@@ -231,12 +252,17 @@ def states_of(optimizer: Any) -> dict[str, list[Any]]:
     return {ours: [*values] for ours, values in found.items() if values}
 
 
+def accumulated(optimizer: Any) -> int:
+    """The batches of which an update has the mean of the gradients."""
+    return optimizer.gradient_accumulation_steps or 1
+
+
 def rates_of(optimizer: Any, steps: int) -> tuple[float, ...]:
-    """The learning rates of the next steps, of which the last goes on."""
+    """The learning rates of the next updates, of which the last goes on."""
     rate = optimizer._learning_rate  # a schedule, or a variable
     if isinstance(rate, keras.optimizers.schedules.LearningRateSchedule):
-        begin = int(optimizer.iterations)
-        return tuple(float(rate(step)) for step in range(begin, begin + steps))
+        begin, each = int(optimizer.iterations) + 1, accumulated(optimizer)
+        return tuple(float(rate(n * each - 1)) for n in range(begin, begin + steps))
     return (float(optimizer.learning_rate),)
 
 
@@ -246,29 +272,37 @@ Shapes = Sequence[tuple[Any, Any]]
 
 def _losses(model: Any, shapes: Shapes) -> Iterator[dict[str, Any]]:
     compiled = model._compile_loss
-    for path, loss, weight, name in compiled._flat_losses:
+    for path, loss, weight, key in compiled._flat_losses:
         place, output = f"loss {loss.name}", _output(path, model)
-        if loss.reduction not in ("sum_over_batch_size", "mean"):
+        reduction = "mean" if loss.reduction in _MEANS else loss.reduction
+        if reduction not in ("mean", "sum", "mean_with_sample_weight"):
             raise InputError(
-                f"{place}: found reduction={loss.reduction!r}, expected sum_over_batch_size"
+                f"{place}: found reduction={loss.reduction!r}, expected sum_over_batch_size, sum "
+                "or mean_with_sample_weight"
             )
         function = function_of(getattr(loss, "fn", None), getattr(loss, "_fn_kwargs", {}))
         if not is_here(function):
             is_keras = type(loss).__module__.startswith("keras.") and function["function"]
-            graph = traced(loss.call, *shapes[output], place)
-            function = {"function": function["function"] if is_keras else OWN, "graph": graph}
+            graph = traced(loss.call, *shapes[output], place, reduction == "mean")
+            name = function["function"] if is_keras else OWN
+            function = {"function": name, "graph": graph, "options": {}}
+        if function["function"] in OF_GROUPS and reduction != "mean":
+            raise InputError(f"{place}: found reduction={reduction!r}, expected its default")
         yield {
             **function,
-            "name": name,
+            "reduction": reduction,
+            "name": key,
             "output": output,
             "weight": 1.0 if weight is None else float(weight),
         }
 
 
-def traced(call: Callable[..., Any], target: Any, output: Any, place: str) -> dict[str, Any]:
+def traced(
+    call: Callable[..., Any], target: Any, output: Any, place: str, has_mean: bool = True
+) -> dict[str, Any]:
     """The graph of a loss or metric, as a model of targets and outputs, by a call with symbols.
 
-    A mean of all values is left out, since that of rows follows. Raises InputError where the
+    A mean of all values is left out, if that of rows follows. Raises InputError where the
     function takes no symbols, or returns no values of rows.
     """
     y, p = keras.Input(target, name="targets"), keras.Input(output, name="outputs")
@@ -281,7 +315,7 @@ def traced(call: Callable[..., Any], target: Any, output: Any, place: str) -> di
     except Exception as error:
         text = f"{type(error).__name__}: {error}".splitlines()[0]
         raise InputError(f"{place}: found {text} of symbols, expected {way_out}") from error
-    if isinstance(found, keras.KerasTensor) and found.shape == ():
+    if has_mean and isinstance(found, keras.KerasTensor) and found.shape == ():
         operation, number, _ = found._keras_history
         if type(operation).__name__ == "Mean" and operation.axis is None:
             found = operation._inbound_nodes[number].arguments.args[0]
@@ -297,25 +331,28 @@ def _output(path: Sequence[Any], model: Any) -> int:
         return 0
     if isinstance(path[0], int):
         return int(path[0])
-    names = output_names(model)
-    return int(names.index(path[0]) if path[0] in names else sorted(names).index(path[0]))
+    return output_names(model).index(path[0])
 
 
 def output_names(model: Any) -> list[str]:
     """Names of the outputs of a built model, as Keras begins those of losses and metrics."""
     graph = getattr(model, "_functional", None) or model  # of a Sequential
-    return list(graph.output_names)
+    outputs = graph._outputs_struct
+    return sorted(outputs) if isinstance(outputs, dict) else [*graph.output_names]
 
 
 def _metrics(
     compiled: Any, labels: Mapping[int, bool], shapes: Shapes
-) -> tuple[list[dict[str, Any]], bool]:
-    """The metrics that we have, under Keras's names, and whether there are others."""
-    found, seen = [], Counter[str]()
-    foreign = False
-    for output, group in enumerate(compiled._flat_metrics if compiled is not None else ()):
+) -> tuple[list[dict[str, Any]], tuple[str, ...]]:
+    """The metrics that we have, under Keras's names, and the names of others."""
+    found, foreign, seen = [], [], Counter[str]()
+    groups = [] if compiled is None else [(g, False) for g in enumerate(compiled._flat_metrics)]
+    groups += [(g, True) for g in enumerate(compiled._flat_weighted_metrics)] if groups else []
+    for (output, group), weighted in groups:
         for metric in group.metrics if group else ():
-            name = f"{group.output_name}_{metric.name}" if group.output_name else metric.name
+            prefix = f"{group.output_name}_" if group.output_name else ""
+            name = prefix + metric.name
+            name = f"{prefix}weighted_{metric.name}" if weighted and name in seen else name
             seen[name] += 1
             name = name if seen[name] == 1 else f"{name}_{seen[name] - 1}"
             function = function_of(getattr(metric, "_fn", None), getattr(metric, "_fn_kwargs", {}))
@@ -324,11 +361,10 @@ def _metrics(
                 function["graph"] = traced(call, *shapes[output], f"metric {name}")
             own = (function["function"] in OF_LABELS) == labels.get(output)
             if own and ("graph" in function or is_here(function)):
-                found.append({**function, "name": name, "output": output})
+                found.append({**function, "name": name, "output": output, "weighted": weighted})
             else:
-                foreign = True
-    weighted = compiled is not None and any(compiled._flat_weighted_metrics)
-    return found, foreign or weighted
+                foreign.append(name)
+    return found, (*foreign,)
 
 
 def function_of(function: Any, options: Mapping[str, Any]) -> dict[str, Any]:

@@ -2,7 +2,7 @@
 
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 from types import NoneType
 from typing import Any
@@ -55,7 +55,7 @@ class Arguments:
     resume: bool
 
     def __post_init__(self) -> None:
-        counts = {"batch_size": 1, "epochs": 1, "initial_epoch": 0, "steps_per_epoch": 1}
+        counts = {"batch_size": 1, "epochs": 0, "initial_epoch": 0, "steps_per_epoch": 1}
         for name, least in {**counts, "validation_steps": 1, "validation_batch_size": 1}.items():
             value = getattr(self, name)
             is_count = isinstance(value, int | np.integer) and not isinstance(value, bool)
@@ -65,11 +65,6 @@ class Arguments:
                 )
         if self.verbose not in ("auto", 0, 1, 2):
             raise InputError(f"verbose: found {shown(self.verbose)}, expected auto, 0, 1 or 2")
-        if self.initial_epoch >= self.epochs:
-            raise InputError(
-                f"initial_epoch: found {self.initial_epoch}, expected less than epochs, "
-                f"{self.epochs}"
-            )
 
     def validates(self, epoch: int) -> bool:
         """Return whether an epoch, from 0, has a validation."""
@@ -146,7 +141,8 @@ class Distribution:
         Raises
         ------
         InputError
-            An argument, an array or the model cannot be used; nothing has been started.
+            An argument, an array or the model cannot be used; of these, layers and operations
+            without a lowering alone are found by processes that have started.
         RunError
             The run has failed.
         KeyboardInterrupt
@@ -156,19 +152,11 @@ class Distribution:
 
         if resume and self.run is None:
             raise InputError("resume: found True without run of distribute, expected its folder")
-        arguments = Arguments(
-            batch_size,
-            epochs,
-            verbose,
-            callbacks if isinstance(callbacks, list | tuple) else [callbacks] * bool(callbacks),
-            bool(shuffle),
-            initial_epoch,
-            steps_per_epoch,
-            validation_steps,
-            validation_batch_size,
-            validation_freq,
-            resume,
-        )
+        callbacks = getattr(callbacks, "callbacks", callbacks)  # of a CallbackList
+        if not isinstance(callbacks, list | tuple):
+            callbacks = [callbacks] * bool(callbacks)
+        given = {**locals(), "shuffle": bool(shuffle)}
+        arguments = Arguments(**{each.name: given[each.name] for each in fields(Arguments)})
         fit = Fit(self, arguments, class_weight)
         return fit.execute(x, y, sample_weight, validation_split, validation_data)
 

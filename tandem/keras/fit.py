@@ -6,8 +6,9 @@ import json
 import os
 import shutil
 import sys
+import warnings
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -26,16 +27,7 @@ from tandem.config.schema import Config
 from tandem.data.manifest import read_any_manifest
 from tandem.data.order import minibatch_count, trainer_shares
 from tandem.errors import InputError
-from tandem.keras.arrays import (
-    Form,
-    Given,
-    Layout,
-    Rows,
-    checked_rows,
-    divided,
-    gathered,
-    weighted,
-)
+from tandem.keras import arrays
 from tandem.keras.callbacks import (
     MEMORY,
     Batches,
@@ -47,6 +39,7 @@ from tandem.keras.callbacks import (
 )
 from tandem.keras.compilation import (
     Compilation,
+    accumulated,
     first_rows,
     output_names,
     rates_of,
@@ -83,10 +76,11 @@ _OF_PICTURES = ("rand_crop", "rand_mirror", "rand_colour")
 class Data:
     """The rows of a run, checked, in the form in which they are stored."""
 
-    form: Form
-    splits: list[Rows]  # of training and perhaps of validation; none when they are stored
+    form: arrays.Form
+    splits: list[arrays.Rows]  # of training and perhaps of validation; none when they are stored
     count: int  # of training
-    validation: Given | None  # as Keras takes it
+    validation: arrays.Given | None = None  # as Keras takes it
+    class_weights: tuple[float, ...] = ()  # that rows have in training by their classes
 
 
 @dataclass(frozen=True)
@@ -106,23 +100,52 @@ class Fit:
     ) -> Any:
         """Train; return Keras's `History`."""
         callbacks = check_callbacks(self.arguments.callbacks)
+        if self.arguments.initial_epoch >= self.arguments.epochs:
+            return self._untrained(callbacks)
         if x is None and "data_folder" in self.distribution.settings:
+            steps, split = self.arguments.validation_steps, validation_split or None
+            names = (
+                "y",
+                "sample_weight",
+                "validation_data",
+                "validation_steps",
+                "validation_split",
+            )
+            for name, value in zip(names, (y, weights, validation_data, steps, split), strict=True):
+                if value is not None:
+                    raise InputError(f"{name}: found it with data_folder, expected {name} or that")
             data, compilation = self._prepared()
             return self._train(compilation, data, self.arguments.batch_size or _BATCH, callbacks)
-        given, batch = gathered(x, y, weights, self.arguments.steps_per_epoch)
+        steps = self.arguments.steps_per_epoch
+        given, batch = arrays.gathered(x, y, weights, steps, reads_all=True)
         if batch and self.arguments.verbose:
             kind, rows = type(x).__name__, given.count
             sys.stdout.write(f"one pass of {kind} gave the {rows} rows that each epoch has\n")
         batch = self.arguments.batch_size or batch or _BATCH
         validation = self._validation(validation_data, batch)
         if validation is None and validation_split:
-            given, validation = divided(given, validation_split)
+            given, validation = arrays.divided(given, validation_split)
         compilation = Compilation.of(self.model, lambda: self._row(given))
-        data = self._data(weighted(given, self.class_weight), validation, compilation)
+        data = self._data(given, validation, compilation)
         return self._train(compilation, data, batch, callbacks)
 
+    def _untrained(self, callbacks: list[Any]) -> Any:
+        """Return the empty history of no epochs, as Keras does."""
+        listed = keras.callbacks.CallbackList(callbacks, add_history=True, model=self.model)
+        listed.on_train_begin()
+        listed.on_train_end()
+        return self.model.history
+
     def _train(self, compilation: Compilation, data: Data, batch: int, callbacks: list[Any]) -> Any:
-        plan = Plan(self, compilation, data, min(batch, data.count), callbacks)
+        if compilation.foreign and data.validation is None:
+            warnings.warn(
+                f"metrics: {listed([*compilation.foreign])} are not measured: Keras measures them "
+                "on validation_data, and there is none",
+                stacklevel=4,
+            )
+        plan = Plan(self, compilation, data, min(batch, data.count) * self.batches, callbacks)
+        if self.batches > 1:
+            self._check_batches(plan)
 
         def work(launcher: Launcher) -> tuple[Outcome, Path]:
             return plan.train(launcher)
@@ -132,11 +155,31 @@ class Fit:
         if ranks:
             plan.follow(folder)
         self._count(folder)
+        if plan.errors:
+            raise plan.errors[0]
         if not (ends_at_nan(callbacks) and isinstance(outcome.failure, Diverged)):
             raise_failure(outcome)
         return self.model.history
 
-    def _row(self, given: Given | None) -> tuple[Any, Any]:
+    @property
+    def batches(self) -> int:
+        """Batches of a step, of whose gradients Keras's optimizer accumulates the mean."""
+        return accumulated(self.model.optimizer)
+
+    def _check_batches(self, plan: "Plan") -> None:
+        """Refuse steps that are not whole, and what each batch of them counts by itself."""
+        place, steps = "gradient_accumulation_steps", self.arguments.steps_per_epoch
+        rows = plan.data.count if steps is None else steps * plan.batch // self.batches
+        if rows % plan.batch:
+            raise InputError(f"{place}: found {rows} rows, expected a multiple of {plan.batch}")
+        layers = self.model._flatten_layers()
+        norms = [x for x in layers if isinstance(x, keras.layers.BatchNormalization)]
+        if any(norm.trainable for norm in norms):
+            raise InputError(f"{place}: found batch normalisation, which is of each batch")
+        if any(loss["reduction"] == "sum" for loss in plan.compilation.losses):
+            raise InputError(f"{place}: found a loss that is a sum, expected a mean")
+
+    def _row(self, given: arrays.Given | None) -> tuple[Any, Any]:
         """A row of inputs and targets, of zeros where those that are given are not at hand."""
         if given is not None and not self._crops:
             return first_rows(given.x), first_rows(given.y)
@@ -163,11 +206,22 @@ class Fit:
                 f"{folder}: found targets that are classes, expected a cross-entropy of classes, "
                 "and metrics of them"
             )
+        table = self._table
+        if table and not has_classes:
+            raise InputError(f"class_weight: found it with {folder}, whose targets are no classes")
         shapes = (manifest.row.shape,), (manifest.target.shape,)
-        form = Form(manifest.stored is not None, has_classes, (), *shapes)
-        return Data(form, [], sum(manifest.counts("train")), None), compilation
+        form = arrays.Form(manifest.stored is not None, has_classes, (), *shapes)
+        count = sum(manifest.counts("train"))
+        return Data(form, [], count, class_weights=table), compilation
 
-    def _validation(self, values: Any, batch: int) -> Given | None:
+    @property
+    def _table(self) -> tuple[float, ...]:
+        """The weight of each class; none without `class_weight`."""
+        if self.class_weight is None:
+            return ()
+        return arrays.class_table(self.class_weight, int(self.model.outputs[0].shape[-1] or 0))
+
+    def _validation(self, values: Any, batch: int) -> arrays.Given | None:
         if values is None:
             return None
         steps, name = self.arguments.validation_steps, "validation_data"
@@ -175,16 +229,23 @@ class Fit:
         if not 2 <= len(parts) <= 3:
             raise InputError(f"{name}: found {len(parts)} values, expected (x, y)")
         x, y, weights = (*parts, None)[:3]
-        given, found = gathered(x, y, weights, steps, f"{name}: x")
+        given, found = arrays.gathered(x, y, weights, steps, f"{name}: x")
+        batch = self.arguments.validation_batch_size or batch
         rows = None if steps is None or found else slice(steps * batch)
         return given if rows is None else given.part(rows)
 
-    def _data(self, given: Given, validation: Given | None, compilation: Compilation) -> Data:
+    def _data(
+        self, given: arrays.Given, validation: arrays.Given | None, compilation: Compilation
+    ) -> Data:
         layout, crops = layout_of(self.model, compilation), self._crops
-        splits = [checked_rows(given, layout, may_crop=crops)]
+        splits = [arrays.checked_rows(given, layout, may_crop=crops)]
         if validation is not None:
-            splits.append(checked_rows(validation, layout, "validation_data: ", crops))
-        form = Form.of(splits, layout)
+            splits.append(arrays.checked_rows(validation, layout, "validation_data: ", crops))
+        form, table = arrays.Form.of(splits, layout), self._table
+        if self.class_weight is not None and not form.has_classes:
+            weighed = arrays.weighted(given, self.class_weight)
+            splits[0], table = arrays.checked_rows(weighed, layout, may_crop=crops), ()
+            form = arrays.Form.of(splits, layout)
         for name in _OF_PICTURES:
             if (found := self.distribution.settings.get(name)) and not form.are_pictures:
                 raise InputError(
@@ -192,9 +253,9 @@ class Fit:
                     "with class labels"
                 )
         self._check_names(form)
-        return Data(form, splits, len(splits[0]), validation)
+        return Data(form, splits, len(splits[0]), validation, table)
 
-    def _check_names(self, form: Form) -> None:
+    def _check_names(self, form: arrays.Form) -> None:
         """Refuse names of classes where there are none, or others."""
         names = self.distribution.class_names
         if names is None:
@@ -219,10 +280,10 @@ class Fit:
             distribution.epochs_done = read_checkpoint(newest[-1]).state.epoch
 
 
-def layout_of(model: Any, compilation: Compilation) -> Layout:
+def layout_of(model: Any, compilation: Compilation) -> arrays.Layout:
     """Names and shapes of a built model's inputs and outputs."""
     functions = {each["function"] for each in (*compilation.losses, *compilation.metrics)}
-    return Layout(
+    return arrays.Layout(
         tuple(tensor.name for tensor in model.inputs),
         tuple(tuple(tensor.shape[1:]) for tensor in model.inputs),
         tuple(output_names(model)),
@@ -230,6 +291,7 @@ def layout_of(model: Any, compilation: Compilation) -> Layout:
         tuple(compilation.takes_labels(n) for n in range(len(model.outputs))),
         frozenset(functions),
         compilation.as_given,
+        tuple(compilation.ignored(n) for n in range(len(model.outputs))),
     )
 
 
@@ -242,6 +304,7 @@ class Plan:
     data: Data
     batch: int  # rows of a step of all trainers
     callbacks: list[Any]
+    errors: list[Exception] = field(default_factory=list)  # of callbacks
 
     @property
     def model(self) -> Any:
@@ -251,7 +314,12 @@ class Plan:
     def steps(self) -> int:
         """Steps of an epoch."""
         steps = minibatch_count(self.data.count, self.batch)
-        return min(steps, self.fit.arguments.steps_per_epoch or steps)
+        return min(steps, self._most_steps or steps)
+
+    @property
+    def _most_steps(self) -> int | None:
+        most = self.fit.arguments.steps_per_epoch
+        return None if most is None else most // self.fit.batches
 
     @property
     def begin(self) -> int:
@@ -292,7 +360,7 @@ class Plan:
             rates = rates_of(self.model.optimizer, self.steps)
             code = own_code(spec.config.options["model"])
             without = (n for n in range(spec.config.n_epochs) if not arguments.validates(n - shift))
-            spec = replace(spec, epoch_steps=arguments.steps_per_epoch)
+            spec = replace(spec, epoch_steps=self._most_steps)
             return replace(spec, rates=rates, own_code=code, unvalidated=frozenset(without))
 
         def make_reporter(spec: RunSpec) -> Batches:
@@ -308,9 +376,11 @@ class Plan:
                     self._write_first(folder, resolve(config, launcher.ranks))
                 if arguments.verbose:
                     sys.stdout.write(f"{self._shared_out(config, launcher)}\n")
+                called, way = Callbacks([epochs]), "resume=True of fit"
                 outcome = execute_training(
-                    config, lock, launcher, Callbacks([epochs]), make_reporter, adapted
+                    config, lock, launcher, called, make_reporter, adapted, way
                 )
+                self.errors.extend(filter(None, [called.error]))
             finally:
                 if outcome is None or not isinstance(outcome.failure, Diverged | type(None)):
                     remove_unbegun(folder, made)
@@ -418,8 +488,8 @@ class Plan:
             )
         if not has_groups:
             return 1
-        rows = self.fit.distribution.settings.get("sum_rows")
-        return group_of(rows if isinstance(rows, int) and rows > 0 else self.batch)
+        rows, batch = self.fit.distribution.settings.get("sum_rows"), self.batch // self.fit.batches
+        return group_of(rows if isinstance(rows, int) and rows > 0 else batch)
 
     @property
     def _names(self) -> list[str]:
@@ -436,6 +506,7 @@ class Plan:
             "targets": form.targets,
             "weights": form.weights,
             "group": self._group,
+            "class_weights": self.data.class_weights,
         }
         options: dict[str, Any] = {"model": without_keras(self.model), "objective": objective}
         if any(None in tensor.shape[1:] for tensor in self.model.inputs):
@@ -492,8 +563,8 @@ class Plan:
 
     @functools.cached_property
     def _source(self) -> str:
-        arrays = [array for pair in self._packed for array in pair]
-        return checksum(*arrays, *[None] * (4 - len(arrays)))
+        packed = [array for pair in self._packed for array in pair]
+        return checksum(*packed, *[None] * (4 - len(packed)))
 
     def _store(self, folder: Path) -> None:
         """Write training and perhaps validation rows, unless the folder has them."""
@@ -519,7 +590,7 @@ class Plan:
 
     @property
     def _is_measured(self) -> bool:
-        return self.compilation.foreign and self.data.validation is not None
+        return bool(self.compilation.foreign) and self.data.validation is not None
 
     def _measured(self) -> dict[str, float]:
         """The metrics of the validation that Keras alone measures."""

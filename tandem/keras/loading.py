@@ -1,7 +1,12 @@
-"""Keras models from our checkpoints, and checkpoints from them; imports Keras."""
+"""Keras models from our checkpoints, and checkpoints from them; imports Keras.
 
+In a process of its own: python -m tandem.keras.loading model.keras model.safetensors '{}'
+"""
+
+import json
 import logging
 import os
+import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -111,3 +116,17 @@ def write_keras(source: Path, target: Path) -> None:
     """Write the model of a checkpoint as a ``.keras`` file."""
     read_model(source, {}).save(target)
     log.info("wrote %s", target)
+
+
+def main(source: str, target: str, options: str) -> int:
+    """Convert a model to a checkpoint; a sentence to standard error says what cannot be."""
+    try:
+        write_checkpoint(source, Path(target), json.loads(options))
+    except InputError as error:
+        sys.stderr.write(f"{error}\n")
+        return 2
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main(*sys.argv[1:]))

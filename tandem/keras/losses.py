@@ -12,8 +12,9 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
+import numpy as np
 from pydantic import Field
 
 from tandem.errors import InputError
@@ -92,9 +93,9 @@ class Groups:
 
         (one,) = _numbers(values, 1)
         sums, counts = ((v * mask).sum(axis=1, dtype=values.dtype) for v in (values, one))
-        return (
-            sums * self.same.sum(axis=1, dtype=values.dtype) / pt.maximum(self.total(counts), one)
-        )
+        total = self.total(counts)
+        total = pt.switch(pt.eq(total, 0), one, total)
+        return sums * self.same.sum(axis=1, dtype=values.dtype) / total
 
 
 Function = Callable[..., "TensorVariable"]
@@ -130,9 +131,15 @@ def is_here(measure: Mapping[str, Any]) -> bool:
 
 
 @_function
-def sparse_categorical_crossentropy(y: Any, p: Prediction, from_logits: bool = False) -> Any:
+def sparse_categorical_crossentropy(
+    y: Any, p: Prediction, from_logits: bool = False, ignore_class: int | None = None
+) -> Any:
+    import pytensor.tensor as pt
+
     from tandem.layers.losses import negative_log_likelihood
 
+    if ignore_class is not None:  # a mask leaves these places out
+        y = pt.switch(pt.eq(y, ignore_class), np.int64(0), y)
     return negative_log_likelihood(p.logits("softmax", from_logits), y)
 
 
@@ -175,7 +182,10 @@ def top_k_categorical_accuracy(y: Any, p: Prediction, k: int = 5) -> Any:
 
     from tandem.layers.metrics import label_rank, true_classes
 
-    return pt.lt(label_rank(p.before, true_classes(y)), k).astype(p.before.dtype)
+    labels = true_classes(y)
+    is_class = pt.ge(labels, 0) & pt.lt(labels, p.before.shape[1])  # others a loss may ignore
+    rank = label_rank(p.before, pt.switch(is_class, labels, np.int64(0)))
+    return (is_class & pt.lt(rank, k)).astype(p.before.dtype)
 
 
 _FUNCTIONS |= {
@@ -237,8 +247,6 @@ def circle(
 
 def _numbers(like: "TensorVariable", *values: float) -> list[Any]:
     """Numbers of a variable's dtype."""
-    import numpy as np
-
     return [np.asarray(value, like.dtype) for value in values]
 
 
@@ -246,6 +254,16 @@ def _mean(values: "TensorVariable") -> "TensorVariable":
     """Mean over the values of each place."""
     count = values.shape[1].astype(values.dtype)
     return values.sum(axis=1, dtype=values.dtype) / count
+
+
+def _row_mean(values: "TensorVariable") -> "TensorVariable":
+    """Mean over the places of each row; (batch,)."""
+    return values if values.type.ndim == 1 else _mean(values)
+
+
+def _wide(values: "TensorVariable") -> "TensorVariable":
+    """Values of rows as those of one place of each."""
+    return values.dimshuffle(0, "x") if values.type.ndim == 1 else values
 
 
 def _margins(y: Any, p: Prediction) -> Any:
@@ -268,6 +286,8 @@ class Measure:
     output: Annotated[int, Field(ge=0)] = 0
     options: Options = field(default_factory=dict)
     weight: float = 1.0  # of a loss in the sum
+    weighted: bool = False  # a metric whose rows have their weights
+    reduction: Literal["mean", "sum", "mean_with_sample_weight"] = "mean"  # of a loss
     graph: dict[str, Any] | None = None  # of targets and outputs, as a model; None: known by name
 
 
@@ -287,6 +307,8 @@ class Objective:
         Shapes of a row's targets of each output, and of its weights.
     group : int
         Consecutive rows of which a loss of steps with masks, or of all rows together, is a mean.
+    class_weights : tuple of float
+        Weights that rows have in training by their classes, one for each; none without.
     """
 
     losses: Annotated[tuple[Measure, ...], Field(min_length=1)]
@@ -294,6 +316,7 @@ class Objective:
     targets: tuple[tuple[int, ...], ...] = ((),)
     weights: tuple[tuple[int, ...], ...] = ()
     group: Annotated[int, Field(ge=1)] = 1
+    class_weights: tuple[Annotated[float, Field(allow_inf_nan=False)], ...] = ()
 
     @classmethod
     def of(cls, values: Any, outputs: int) -> "Objective":
@@ -323,6 +346,8 @@ class Objective:
         activations: Sequence[str],
         masks: "Sequence[TensorVariable | None]" = (),
         valid: "TensorVariable | None" = None,
+        training: bool = False,
+        total: "TensorVariable | None" = None,
     ) -> "tuple[TensorVariable, dict[str, Any]]":
         """Build the loss of each row, and the values of each row that are measured.
 
@@ -337,6 +362,10 @@ class Objective:
             Of each output.
         valid : int64 scalar, optional
             The rows that count; by default all.
+        training : bool
+            Whether rows have the weights of their classes.
+        total : int64 scalar, optional
+            The rows of all trainers, by which a mean becomes a sum; by default those that count.
 
         Returns
         -------
@@ -344,11 +373,16 @@ class Objective:
         measured : dict
             By name, (batch,), or such values times weights, and the weights.
         """
+        import pytensor.tensor as pt
+
         outputs = cut(logits, shapes)
         targets = [labels] if labels.type.ndim == 1 else cut(labels, (*self.targets, *self.weights))
         targets, weights = targets[: len(self.targets)], targets[len(self.targets) :]
         masks = masks or [None] * len(shapes)
         groups = Groups.of(logits, self.group, valid)
+        if self.class_weights and training and labels.type.ndim == 1:
+            table = pt.constant(np.array(self.class_weights, logits.dtype))
+            weights = [table[labels].dimshuffle(0, "x")]
 
         def values(measure: Measure) -> Any:
             """Values of a loss or metric, (batch,) or (batch, place)."""
@@ -373,46 +407,64 @@ class Objective:
         def mask_of(measure: Measure, found: Any) -> Any:
             """The places that count, as numbers; None if all do."""
             mask = masks[measure.output]
-            if mask is None or measure.function in OF_GROUPS | OF_SEQUENCES:
+            if measure.function in OF_GROUPS | OF_SEQUENCES:
                 return None
-            if found.type.shape[1:] != mask.type.shape[1:]:
+            if mask is not None and found.type.shape[1:] != mask.type.shape[1:]:
                 raise InputError(
                     f"{measure.name}: found a mask of {mask.type.shape[1]} steps, and values of "
                     f"shape {found.type.shape[1:]} in a row, expected one for each step"
                 )
-            return mask.astype(found.dtype)
+            if (ignored := measure.options.get("ignore_class")) is not None:
+                kept = pt.neq(targets[measure.output].reshape(found.shape), ignored)
+                mask = kept if mask is None else mask & kept
+            return None if mask is None else mask.astype(found.dtype)
+
+        def weight_of(measure: Measure, found: Any) -> Any:
+            """The weights of rows or of their places, in the axes of values; None without any."""
+            if not weights:
+                return None
+            weight = weights[measure.output % len(weights)]
+            if weight.type.shape[1] not in (1, *found.type.shape[1:]):
+                raise InputError(
+                    f"{measure.name}: found weights of {weight.type.shape[1]} steps, expected one "
+                    "for each row, or for each value of the loss in it"
+                )
+            return weight[:, 0] if found.type.ndim == 1 else weight
 
         def row_loss(loss: Measure) -> Any:
             found = values(loss)
-            if weights:
-                weight = weights[loss.output % len(weights)]
-                if weight.type.shape[1] not in (1, *found.type.shape[1:]):
-                    raise InputError(
-                        f"{loss.name}: found weights of {weight.type.shape[1]} steps, expected one "
-                        "for each row, or for each value of the loss in it"
-                    )
-                found = found * (weight[:, 0] if found.type.ndim == 1 else weight)
-            mask = mask_of(loss, found)
+            mask, weight = mask_of(loss, found), weight_of(loss, found)
+            if loss.reduction == "mean_with_sample_weight" and weight is not None:
+                mask = weight if mask is None else mask * weight
+                return groups.mean(_wide(found), _wide(mask))
+            found = found if weight is None else found * weight
+            if loss.reduction == "sum":
+                rows = logits.shape[0] if valid is None else valid
+                found = _wide(found if mask is None else found * mask)
+                found = found.sum(axis=1, dtype=found.dtype)
+                return found * (rows if total is None else total).astype(found.dtype)
             if mask is not None:
-                return groups.mean(found, mask)
-            return found if found.type.ndim == 1 else _mean(found)
+                return groups.mean(_wide(found), _wide(mask))
+            return _row_mean(found)
 
         def row_metric(metric: Measure) -> Any:
             found = values(metric)
-            mask = mask_of(metric, found)
-            if mask is not None:
-                return _mean(found * mask), _mean(mask)
-            return found if found.type.ndim == 1 else _mean(found)
+            parts = [mask_of(metric, found), weight_of(metric, found) if metric.weighted else None]
+            counts = [part for part in parts if part is not None]
+            if counts:
+                weight = math.prod(counts[1:], start=counts[0])
+                return _row_mean(found * weight), _row_mean(weight)
+            return _row_mean(found)
 
-        total: Any = None
+        cost: Any = None
         measured: dict[str, Any] = {}
         for loss in self.losses:
             value = row_loss(loss)
             if len(self.losses) > 1:
                 measured[f"{loss.name}_loss"] = value
             value = value if loss.weight == 1 else value * _numbers(value, loss.weight)[0]
-            total = value if total is None else total + value
-        return total, measured | {metric.name: row_metric(metric) for metric in self.metrics}
+            cost = value if cost is None else cost + value
+        return cost, measured | {metric.name: row_metric(metric) for metric in self.metrics}
 
 
 def cut(rows: "TensorVariable", shapes: Sequence[tuple[int, ...]]) -> "list[TensorVariable]":

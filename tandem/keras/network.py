@@ -20,6 +20,7 @@ from tandem.validation import shown
 if TYPE_CHECKING:
     from pytensor.tensor.variable import TensorVariable
 
+    from tandem.keras.lowering.call import Pass
     from tandem.placement import Placement
 
 Activation = Literal["softmax", "sigmoid", "linear"]
@@ -101,9 +102,10 @@ class KerasNetwork(Network):
         self.input_shapes = self._read_inputs(input_shapes)
         self.output_names = [*self.graph.output_names]
         self._costs: list[TensorVariable] | None = None  # of regularizers
-        # Of logits that were built: masks of the outputs, then the losses of rows and what is
-        # measured.
+        # Of logits that were built: the pass, the masks of outputs, and then the losses of rows and
+        # what is measured.
         self._masks: dict[Any, list[Any]] = {}
+        self._passes: dict[Any, Pass] = {}
         self._losses: dict[Any, tuple[TensorVariable, dict[str, Any]]] = {}
         self._set_input()
         self._declare()
@@ -111,6 +113,8 @@ class KerasNetwork(Network):
         self.objective = None
         if objective is not None:  # by which targets may have another shape than outputs
             self.objective, self.classes = Objective.of(objective, len(self.output_shapes)), numbers
+            if len(given := self.objective.class_weights) not in (0, numbers):
+                raise InputError(f"compiled: found {len(given)} class_weights, expected {numbers}")
         elif numbers != classes:
             raise InputError(f"classes: found {classes}, expected the model's {numbers} outputs")
 
@@ -214,24 +218,25 @@ class KerasNetwork(Network):
 
     def _run(
         self, images: "TensorVariable", training: Training | None
-    ) -> "tuple[list[TensorVariable], list[TensorVariable | None]]":
-        """Build the outputs, and their masks."""
+    ) -> "tuple[list[TensorVariable], Pass]":
+        """Build the outputs, and the pass that has their masks."""
         from tandem.keras.lowering.call import Pass
 
         pass_ = Pass(self.dtype, training, self.parameters)
         outputs = pass_.run(self.graph, self._cut(images))
         self._costs = [*pass_.costs.values()]
-        return outputs, [pass_.masks.get(y) for y in outputs]
+        return outputs, pass_
 
     def logits(self, images: "TensorVariable", training: Training | None) -> "TensorVariable":
         """Build the graph of all outputs before `output`, ravelled: (batch, numbers)."""
-        outputs, masks = self._run(images, training)
+        outputs, pass_ = self._run(images, training)
         endings = [ending(y) for y in outputs]
         logits = joined(
             before if self._is_split(activation) else y
             for (activation, before), y in zip(endings, outputs, strict=True)
         )
-        self._masks[logits] = masks
+        self._passes[logits] = pass_
+        self._masks[logits] = [pass_.masks.get(y) for y in outputs]
         return logits
 
     def _is_split(self, activation: str) -> bool:
@@ -266,20 +271,40 @@ class KerasNetwork(Network):
         costs = self._costs or []
         return sum(costs[1:], costs[0]) if costs else None
 
+    @property
+    def takes_total(self) -> bool:
+        return self.objective is not None and any(
+            loss.reduction == "sum" for loss in self.objective.losses
+        )
+
     def cost(
-        self, logits: "TensorVariable", labels: "TensorVariable", valid: "TensorVariable"
+        self,
+        logits: "TensorVariable",
+        labels: "TensorVariable",
+        valid: "TensorVariable",
+        total: "TensorVariable | None" = None,
     ) -> "TensorVariable":
         """Mean loss of the first `valid` rows, plus `regularization`.
+
+        A loss that is a sum is `total`, by default `valid`, times as much.
 
         A loss that contains the output's activation is computed from the logits, as is a
         cross-entropy of outputs without one.
         """
         from tandem.layers.losses import mean_over_valid
 
-        masks = self._masks.get(logits, [])
+        masks, pass_ = self._masks.get(logits, []), self._passes.get(logits)
+        training = pass_ is not None and pass_.training is not None
         if self.objective is not None:
             self._losses[logits] = self.objective.build(
-                logits, labels, self.output_shapes, self.own_activation, masks, valid
+                logits,
+                labels,
+                self.output_shapes,
+                self.own_activation,
+                masks,
+                valid,
+                training,
+                total,
             )
             rows = self._losses[logits][0]
         elif masked := [n for n, m in zip(self.output_names, masks, strict=False) if m is not None]:
@@ -289,7 +314,7 @@ class KerasNetwork(Network):
             )
         else:
             rows = self.loss(self._of_loss(logits), labels)
-        cost = mean_over_valid(rows, valid)
+        cost = mean_over_valid(sum(pass_.activities, rows) if pass_ else rows, valid)
         penalty = self.regularization()
         return cost if penalty is None else cost + penalty
 

@@ -6,10 +6,12 @@ from typing import Any
 import numpy as np
 
 from tandem.artifacts.checkpoint import Checkpoint, RunState
-from tandem.keras.compilation import states_of
+from tandem.errors import InputError
+from tandem.keras.compilation import accumulated, states_of
 from tandem.keras.weights import from_ours, read_weights, to_ours, variables, write_weights
 from tandem.layers.network import NetworkDescription
 from tandem.optim import optimizer_of
+from tandem.validation import listed
 
 
 def untrained(model: Any) -> tuple[str, ...]:
@@ -56,10 +58,15 @@ def load(model: Any, checkpoint: Checkpoint, states: bool = True) -> None:
     write_weights(model, checkpoint.weights)
     if not states or model.optimizer is None:
         return
+    if missing := {*states_of(model.optimizer)} - {*checkpoint.states}:
+        raise InputError(
+            f"optimizer: found {type(model.optimizer).__name__} and a run without "
+            f"{listed(sorted(missing))}, expected the optimizer of the run that is continued"
+        )
     for state, name, kind, variable, of in _states(model):
         of.assign(from_ours(kind, variable, checkpoint.states[state][name]))
     optimizer, updates = model.optimizer, checkpoint.state.updates
-    optimizer.iterations.assign(updates)
+    optimizer._iterations.assign(updates * accumulated(optimizer))
     if hasattr(optimizer, "_u_product"):  # of Nadam
         steps = np.arange(1, updates + 1)
         optimizer._u_product.assign(np.prod(optimizer.beta_1 * (1 - 0.5 * 0.96**steps)))

@@ -24,6 +24,12 @@ PARAMETERS: dict[str, tuple[str, Kind]] = {
 }
 """Names in our files, and kinds, of parameters by Keras's names; others have Keras's."""
 
+
+def kind_of(name: str) -> tuple[str, Kind]:
+    """The name in our files, and the kind, of a parameter by Keras's name."""
+    return PARAMETERS.get(name, (name, "bias" if name.endswith("bias") else "weight"))
+
+
 _UNNAMED = re.compile(r"variable(_\d+)?")
 
 Weights = dict[str, np.ndarray]
@@ -102,7 +108,7 @@ def _of_layer(layer: Any, path: str) -> Iterator[tuple[str, str, Any]]:
             owners = []  # the cell, of whose name the configuration says nothing
         if _UNNAMED.fullmatch(name):  # Keras counts those of all layers
             name, unnamed = f"variable_{unnamed}" if unnamed else "variable", unnamed + 1
-        yield ".".join([path, *owners, PARAMETERS.get(name, (name,))[0]]), kind, variable
+        yield ".".join([path, *owners, kind_of(name)[0]]), kind, variable
 
 
 def _below(path: str, layer: str) -> list[str]:

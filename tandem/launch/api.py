@@ -68,7 +68,8 @@ def train(config: Settings | None = None, **overrides: Any) -> Result:
     """
     settings = checked(config, overrides)
     with locked(settings.weights_path) as lock:
-        raise_failure(execute_training(settings, lock, _launcher()))
+        outcome = execute_training(settings, lock, _launcher(), way_on="resume_train=True")
+        raise_failure(outcome)
     folder = settings.weights_path
     return Result(list_checkpoints(folder)[-1], tuple(read_records(folder / RECORD)))
 

@@ -51,6 +51,7 @@ class Callbacks:
 
     def __init__(self, objects: Sequence[Any] = ()) -> None:
         self.failure: Failed | None = None
+        self.error: Exception | None = None  # that is the failure
         self._objects = objects
         self._each: list[tuple[str, Any]] | None = None  # None before training
         self._ended = 0  # epochs whose ends have been reported, or lie before this program
@@ -127,6 +128,7 @@ class Callbacks:
             try:
                 return function(*arguments)
             except Exception as error:
+                self.error = error
                 self.failure = Failed.of(f"callback {name}, {method}", error, "fault")
         return None
 

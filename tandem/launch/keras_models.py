@@ -36,7 +36,7 @@ def with_keras_model(config: Config) -> Config:
             classes = read_any_manifest(config.manifest_path).classes
             options = {"classes": classes, "input_shape": [side, side, 3], **options}
         make_folder(config.weights_path)
-        command = [sys.executable, "-m", "tandem.keras.conversion", name, str(target)]
+        command = [sys.executable, "-m", "tandem.keras.loading", name, str(target)]
         done = subprocess.run(
             [*command, json.dumps(options)], capture_output=True, text=True, check=False
         )

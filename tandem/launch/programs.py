@@ -49,6 +49,7 @@ def execute_training(
     callbacks: Callbacks | None = None,
     make_reporter: Callable[[RunSpec], ProgressReporter] = TrainingReporter,
     adapt: Callable[[RunSpec], RunSpec] = lambda spec: spec,
+    way_on: str = "--resume_train true",
 ) -> Outcome:
     """Train, with the callbacks, restarts and rollbacks that the configuration names.
 
@@ -60,6 +61,8 @@ def execute_training(
         Makes what shows the progress, anew at each start.
     adapt
         Completes a run by what no setting says, at each start, after callbacks have begun.
+    way_on
+        What continues a run that has failed, for the log.
     """
     callbacks = callbacks or Callbacks()
     config = with_keras_model(config)
@@ -71,7 +74,7 @@ def execute_training(
         callbacks.end(config, Outcome(status))
         raise
     if outcome.failure is not None and (found := list_checkpoints(config.weights_path)):
-        log.error("the newest checkpoint is %s; continue with --resume_train true", found[-1])
+        log.error("the newest checkpoint is %s; continue with %s", found[-1], way_on)
     return callbacks.end(config, outcome)
 
 

@@ -229,6 +229,14 @@ class Network(ABC):
         return pt.special.softmax(logits, axis=1)
 
     @property
+    def takes_total(self) -> bool:
+        """Return whether `cost` has a fourth argument, `total`: the rows of the whole step.
+
+        Then a sum over these rows can be a cost, as their number times the mean of a trainer's.
+        """
+        return False
+
+    @property
     def has_own_cost(self) -> bool:
         """Return whether `cost` is another than the mean of `loss`."""
         return type(self).cost is not Network.cost

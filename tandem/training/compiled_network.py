@@ -22,7 +22,7 @@ from tandem.optim import Optimizer
 from tandem.training.divided_graphs import ALL_INDICES, ALL_VALID
 from tandem.training.division import Division
 from tandem.training.functions import DeviceFunctions
-from tandem.training.graphs import SHORT
+from tandem.training.graphs import SHORT, TOTAL
 from tandem.training.network_graphs import CROPS, NetworkGraphs
 from tandem.training.variables import NetworkVariables, SumName
 
@@ -67,7 +67,7 @@ class CompiledNetwork:
         division: Division | None = None,
         channel: Channel | None = None,
     ) -> None:
-        self._config = config
+        self._config, self._takes_total = config, network.takes_total
         choose_loss(network, LOSSES.chosen(dict(config)))
         metrics = metrics_of(config.metrics)
         self.variables = NetworkVariables(network, config, mean, memory, metrics, division)
@@ -115,14 +115,16 @@ class CompiledNetwork:
         epoch: int,
         rows: int | None = None,
         global_rows: npt.NDArray[np.int64] | None = None,
+        total: int | None = None,
     ) -> None:
         """Write the gradients of the mean cost over the slot's valid pictures to their vector.
 
         Loss and errors are of the same forward pass, with dropout; the update counts them. `rows`
-        is the number of valid pictures, None where all are. A divided graph is of the pictures of
-        `global_rows`, by their indices in the dataset.
+        is the number of valid pictures, None where all are, `total` that of all trainers, by
+        default as many. A divided graph is of the pictures of `global_rows`, by their indices in
+        the dataset.
         """
-        numbers = {"epoch": np.array(epoch, np.int64)}
+        numbers = {"epoch": np.array(epoch, np.int64), **self._total(total or rows)}
         if global_rows is not None:
             rows = len(global_rows)
             numbers[ALL_VALID] = np.array(rows, np.int64)
@@ -160,7 +162,7 @@ class CompiledNetwork:
         result waits for the step and returns whether all were finite. For a trainer alone. `rows`
         is that of `compute_gradients`.
         """
-        numbers = self.graphs.update_numbers(learning_rate, updates)
+        numbers = self.graphs.update_numbers(learning_rate, updates) | self._total(rows)
         name = self._of_rows("step", rows)
         self.functions(name, slot, epoch=np.array(epoch, np.int64), **numbers)
         finite = self.variables.finite.read_later()
@@ -169,7 +171,7 @@ class CompiledNetwork:
     def validate(self, slot: Slot, global_rows: int | None = None) -> None:
         """Add up loss and errors of the slot's valid pictures, without dropout.
 
-        A divided graph needs the number of valid pictures of `global_rows`.
+        `global_rows` is the number of valid pictures of all trainers.
         """
         self.functions("validation", slot, **self._valid(global_rows))
 
@@ -209,7 +211,15 @@ class CompiledNetwork:
         self.variables.put_sums(name, sums)
 
     def _valid(self, global_rows: int | None) -> dict[str, np.ndarray]:
-        return {} if global_rows is None else {ALL_VALID: np.array(global_rows, np.int64)}
+        if self.division is None:
+            return self._total(global_rows)
+        return {ALL_VALID: np.array(global_rows, np.int64)}
+
+    def _total(self, rows: int | None) -> dict[str, np.ndarray]:
+        """The number of rows of all trainers, for a network that takes it."""
+        if self.division is not None or not self._takes_total:
+            return {}
+        return {TOTAL: np.array(self._rows if rows is None else rows, np.int64)}
 
     def _of_rows(self, name: str, rows: int | None) -> str:
         """The function for so many valid rows: only averages tell a short minibatch by it."""

@@ -21,6 +21,7 @@ if TYPE_CHECKING:  # it imports PyTorch
 
 Tensors = dict[str, TensorVariable]
 GRADIENT = "gradient/"  # begins the name of every gradient's shared variable
+TOTAL = "total"  # the number of rows of all trainers in a step, of a network that takes it
 SHORT = "short "  # begins the name of a function for minibatches with rows that are not valid
 
 
@@ -133,6 +134,12 @@ def targets_of(minibatch: Tensors, dtype: str) -> TensorVariable:
     batch, *shape = labels.type.shape
     rows = labels.shape[0] if batch is None else batch
     return labels.astype(dtype).reshape((rows, math.prod(shape)))
+
+
+def cost_of(network: Network, minibatch: Minibatch, outputs: Any, targets: Any) -> TensorVariable:
+    """The cost of a minibatch's outputs, by the number of all trainers' rows where it is given."""
+    total = [value for name, value in minibatch.numbers.items() if name == TOTAL]
+    return network.cost(outputs, targets, minibatch.tensors["valid"], *total)
 
 
 def counts_errors(network: Network, target: RowType) -> bool:

@@ -18,6 +18,7 @@ from tandem.optim import Optimizer
 from tandem.placement.placements import Partial, Placement, Shard
 from tandem.training.divided_graphs import GlobalMinibatch, own_part, partition_training
 from tandem.training.graphs import (
+    TOTAL,
     BackwardPass,
     FunctionGraph,
     Minibatch,
@@ -25,6 +26,7 @@ from tandem.training.graphs import (
     added,
     are_finite,
     array_inputs,
+    cost_of,
     minibatch_inputs,
     targets_of,
 )
@@ -151,7 +153,8 @@ class NetworkGraphs:
         else:
             slot, images = minibatch_inputs(self._config, mean, kept, coloured)
         if (division := self._variables.division) is None:
-            return Minibatch(slot, images, slot)
+            total = {TOTAL: pt.tensor(TOTAL, dtype="int64", shape=())}
+            return Minibatch(slot, images, slot, total if self._network.takes_total else {})
         return GlobalMinibatch.of(slot, images, division.ranks, mode)
 
     def _backward(self, short: bool) -> BackwardPass:
@@ -264,6 +267,6 @@ class NetworkGraphs:
         minibatch = self._minibatch("validation")
         logits = self._network.logits(minibatch.images, None)
         targets = targets_of(minibatch.tensors, self._config.dtype)
-        cost = self._network.cost(logits, targets, minibatch.tensors["valid"])
+        cost = cost_of(self._network, minibatch, logits, targets)
         check_graph(self._network, minibatch.images, cost)
         return minibatch, logits, cost

@@ -210,7 +210,8 @@ class Trainer:
         global_rows = None
         if self.model.division is not None:  # by whose graph all find the same pictures
             own = global_rows = self.rows.train(at.epoch, at.minibatch)
-        self.model.compute_gradients(slot, at.epoch, len(self.pipeline.indices), global_rows)
+        rows, total = len(self.pipeline.indices), self.rows.count("train", at.minibatch)
+        self.model.compute_gradients(slot, at.epoch, rows, global_rows, total)
         return () if self.model.is_finite() else tuple(own.tolist())
 
     def _total(self, counts: TreeSum[Sums]) -> Sums:
@@ -308,9 +309,7 @@ class Trainer:
 
     def _validate_step(self, step: int, collector: PredictionCollector | None = None) -> None:
         """Validate a minibatch, by one crop of each picture or by several."""
-        global_rows = None
-        if self.model.division is not None:
-            global_rows = self.rows.count("validation", step)
+        global_rows = self.rows.count("validation", step)
         summed, counts = self.config.summed_rows, TreeSum[Sums]()
         before = self.model.take_sums("validation") if summed else Sums()
         for rows in self.rows.passes("validation", step, self.rank):

@@ -16,7 +16,7 @@ from tandem.layers import Network, Training
 from tandem.layers.checks import check_graph
 from tandem.layers.choices import Metric
 from tandem.placement.placements import Partial, Placement
-from tandem.training.graphs import Minibatch, Tensors, count_minibatch, targets_of
+from tandem.training.graphs import Minibatch, Tensors, cost_of, count_minibatch, targets_of
 
 
 @dataclass(frozen=True)
@@ -73,19 +73,19 @@ def whole_pass(
     declared, groups = network.parameters.declared, config.parameter_groups
     epoch = pt.tensor("epoch", dtype="int64", shape=())
     seed = pt.constant(np.int64(config.seed))
-    labels, valid = targets_of(tensors, config.dtype), tensors["valid"]
+    labels = targets_of(tensors, config.dtype)
     training = Training(
         seed,
         epoch,
         tensors["indices"],
-        valid if short else None,
+        tensors["valid"] if short else None,
         config.group_rows,
         config.freeze,
     )
     logits = network.logits(images, training)
-    cost = total = network.cost(logits, labels, valid)
+    cost = total = cost_of(network, minibatch, logits, labels)
     for outputs, weight in training.auxiliary:
-        part = network.cost(outputs, labels, valid)
+        part = cost_of(network, minibatch, outputs, labels)
         total = total + np.asarray(weight, part.dtype) * part
     check_graph(network, images, total, training)
     learned = [*groups.learned(declared)]

@@ -1,5 +1,6 @@
 """What `fit` takes as rows: every kind, and every refusal."""
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -53,8 +54,15 @@ def test_one_pass_of_batches_gives_the_rows() -> None:
         assert batch == 2
         np.testing.assert_array_equal(given.x, X)
         np.testing.assert_array_equal(given.y, Y)
-    given, _ = gathered(Pairs(), None, None, 2)
-    assert (given.count, len(given.weights)) == (4, 4)
+    for reads_all, rows in ((False, 4), (True, 6)):  # of validation and of training
+        given, _ = gathered(Pairs(), None, None, 2, reads_all=reads_all)
+        assert (given.count, len(given.weights)) == (rows, rows)
+
+
+def test_weights_may_have_an_axis_of_length_1_more() -> None:
+    for of, y in ((layout(), Y), (layout(outputs=((1,),), labels=(False,)), X[:, :1])):
+        (weights,) = checked_rows(Given(X, y, np.ones((6, 1))), of).weights
+        assert weights.shape == (6,)
 
 
 def test_tensors_lists_and_structures_are_arrays() -> None:
@@ -86,11 +94,12 @@ def test_class_weights_become_those_of_rows() -> None:
         (X[:0], Y, r"x: found shape \(0, 4\), expected at least one row"),
         (iter([]), None, "found list_iterator, which may never end, expected steps_per_epoch"),
         (Pairs(), Y, "found Pairs and y, expected its batches alone"),
+        (iter([(X, Y), (X[:, 1:], Y)]), None, "found batches whose rows differ .*: pad them"),
     ],
 )
 def test_what_holds_no_rows_is_refused(x: Any, y: Any, message: str) -> None:
     with pytest.raises(InputError, match=message):
-        gathered(x, y, None, None)
+        gathered(x, y, None, None if y is not None or message.startswith("found list") else 2)
 
 
 @pytest.mark.parametrize(
@@ -106,6 +115,7 @@ def test_what_holds_no_rows_is_refused(x: Any, y: Any, message: str) -> None:
         (Given(X.astype(int) * 10**8, Y), layout(), "expected whole numbers up to 16777216"),
         (Given(X), layout(), "y: found None, expected targets"),
         (Given(X, Y + 1), layout(), "y: found labels from 1 to 3, expected 0 to 2"),
+        (Given(X, Y - 1), replace(layout(), ignored=(2,)), "found labels from -1 to 1, expected 0"),
         (Given(X, Y + 0.5), layout(), "found numbers with fractions, expected whole labels"),
         (Given(X, np.eye(3)[Y]), layout(), "for one-hot rows take categorical_crossentropy"),
         (Given(X, Y), layout(labels=(False,)), r"found shape \(6,\), expected \(n, 3\)"),
@@ -115,6 +125,14 @@ def test_what_holds_no_rows_is_refused(x: Any, y: Any, message: str) -> None:
 def test_rows_that_do_not_fit_the_model_are_refused(given: Given, of: Layout, message: str) -> None:
     with pytest.raises(InputError, match=message):
         checked_rows(given, of)
+
+
+def test_labels_that_a_loss_ignores_are_kept() -> None:
+    of = replace(layout(), ignored=(-1,))
+    rows = checked_rows(Given(X, Y - 1), replace(of, output_shapes=((2,),)))
+    form = Form.of([rows], of)
+    assert not form.has_classes
+    assert form.packed(rows)[1].ravel().tolist() == (Y - 1).tolist()
 
 
 def test_rows_are_packed_behind_each_other() -> None:

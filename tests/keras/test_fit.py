@@ -12,7 +12,8 @@ import tandem.keras
 from tandem.errors import InputError
 from tandem.keras.callbacks import MEMORY, Batches, check_callbacks, read_memory, settings_of
 from tandem.keras.compilation import Compilation
-from tandem.keras.distribution import Arguments
+from tandem.keras.distribution import Arguments, Distribution
+from tandem.keras.fit import Fit
 from tandem.launch.status import Status
 from tandem.training.messages import Activity, Stage
 from tests.support.keras_models import keras
@@ -49,7 +50,7 @@ def test_settings_of_other_arguments_are_refused(arguments: Any, message: str) -
         ({"batch_size": 0}, "batch_size: found 0, expected a whole number from 1"),
         ({"batch_size": True}, "batch_size: found true, expected a whole number from 1"),
         ({"epochs": True}, "epochs: found true"),
-        ({"initial_epoch": 3, "epochs": 3}, "initial_epoch: found 3, expected less than epochs, 3"),
+        ({"initial_epoch": -1}, "initial_epoch: found -1, expected a whole number from 0"),
         ({"verbose": 7}, "verbose: found 7, expected auto, 0, 1 or 2"),
         ({"resume": True}, "resume: found True without run of distribute"),
         ({"callbacks": [object()]}, "callbacks: found object, expected keras.callbacks.Callback"),
@@ -67,6 +68,36 @@ def test_arguments_of_fit_are_checked_first(arguments: Any, message: str) -> Non
     found = tandem.keras.distribute(model(), devices=["cpu"])
     with pytest.raises(InputError, match=message):
         found.fit(X, Y, **{"verbose": 0, **arguments})
+
+
+def test_steps_of_several_batches_are_whole() -> None:
+    found = tandem.keras.distribute(model(), devices=["cpu"])
+    found.compile(keras.optimizers.SGD(gradient_accumulation_steps=2), "mse")
+    for batch, steps, rows in ((3, None, 8), (4, 1, 4)):
+        message = f"accumulation_steps: found {rows} rows, expected a multiple of {2 * batch}"
+        with pytest.raises(InputError, match=message):
+            found.fit(X, Y, batch, steps_per_epoch=steps)
+    found.compile(found.optimizer, keras.losses.MeanSquaredError("sum"))
+    with pytest.raises(InputError, match="found a loss that is a sum"):
+        found.fit(X, Y, batch_size=4)
+
+
+@pytest.mark.parametrize("epochs", [{"epochs": 0}, {"epochs": 2, "initial_epoch": 2}])
+def test_no_epochs_give_an_empty_history(epochs: Any) -> None:
+    calls: list[str] = []
+    begins = keras.callbacks.LambdaCallback(on_train_begin=lambda logs: calls.append("begin"))
+    found = tandem.keras.distribute(model(), devices=["cpu"])
+    listed = keras.callbacks.CallbackList([begins], model=found)
+    history = found.fit(X, Y, callbacks=listed, **epochs)
+    assert (history.epoch, history.history, calls) == ([], {}, ["begin"])
+
+
+def test_arguments_beside_a_prepared_data_set_are_refused() -> None:
+    found = tandem.keras.distribute(model(), devices=["cpu"], data_folder="data")
+    given = {"y": Y, "sample_weight": Y, "validation_data": (X, Y), "validation_split": 0.5}
+    for name, value in {**given, "validation_steps": 1}.items():
+        with pytest.raises(InputError, match=f"{name}: found it with data_folder"):
+            found.fit(**{name: value})
 
 
 @pytest.mark.parametrize("place", range(3))
@@ -107,6 +138,10 @@ def test_validation_is_of_the_epochs_that_keras_validates() -> None:
     assert [epoch for epoch in range(9) if every.validates(epoch)] == [2, 5, 8]
     some = Arguments(**{**given, "validation_freq": [1, 4]})
     assert [epoch for epoch in range(9) if some.validates(epoch)] == [0, 3]
+    steps = Arguments(**{**given, "validation_steps": 1, "validation_batch_size": 2})
+    validation = Fit(Distribution(model(), ["cpu"], None, {}), steps, None)._validation((X, Y), 4)
+    assert validation is not None
+    assert validation.count == 2
 
 
 def test_callbacks_that_a_run_does_itself_become_settings() -> None:

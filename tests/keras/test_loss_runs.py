@@ -84,14 +84,34 @@ def ctc(m: Any, rng: Any) -> Case:
     return model, rng.normal(size=(ROWS, STEPS, 2)), labels, {}
 
 
-@pytest.mark.parametrize("case", [masked, own, of_kinds, generalized, dice, circle, ctc])
+def ignoring(m: Any, rng: Any) -> Case:
+    """Of labels of which one is no class."""
+    model = keras.Sequential([keras.Input((4,)), m.Dense(5, "relu"), m.Dense(3, "softmax")])
+    loss = keras.losses.SparseCategoricalCrossentropy(ignore_class=-1)
+    model.compile("adam", loss, metrics=["accuracy"])
+    weights = {"sample_weight": rng.uniform(0, 2, ROWS)}
+    return model, rng.normal(size=(ROWS, 4)), rng.integers(-1, 3, ROWS), weights
+
+
+def summed(m: Any, rng: Any) -> Case:
+    model = keras.Sequential([keras.Input((4,)), m.Dense(5, "relu"), m.Dense(2)])
+    model.compile(keras.optimizers.SGD(1e-3), keras.losses.MeanSquaredError(reduction="sum"))
+    weights = {"sample_weight": rng.uniform(0, 2, ROWS)}
+    return model, rng.normal(size=(ROWS, 4)), rng.normal(size=(ROWS, 2)), weights
+
+
+CASES = [masked, own, of_kinds, generalized, dice, circle, ctc, ignoring, summed]
+
+
+@pytest.mark.parametrize("case", CASES)
 def test_losses_of_runs_are_those_of_keras(case: Any, tmp_path: Path) -> None:
     keras.utils.clear_session()
     keras.utils.set_random_seed(1)
     theirs, *_ = case(keras.layers, np.random.default_rng(1))
     ours, x, y, given = case(keras.layers, np.random.default_rng(1))
     ours.set_weights(theirs.get_weights())
-    tandem.keras.distribute(ours, ["cpu"], tmp_path / "run", norm_rows=BATCH)
+    settings = {"sum_rows": 4, "devices": ["cpu"] * 2} if case is summed else {"norm_rows": BATCH}
+    tandem.keras.distribute(ours, run=tmp_path / "run", **{"devices": ["cpu"], **settings})
     given |= {"batch_size": BATCH, "epochs": 3, "shuffle": False, "verbose": 0}
     expected = theirs.fit(x, y, **given, validation_data=(x, y)).history
     found = ours.fit(x, y, **given, validation_data=(x, y)).history

@@ -13,7 +13,6 @@ from tandem.keras.compilation import (
     Compilation,
     check_model,
     function_of,
-    optimizer_settings,
     rates_of,
     traced,
 )
@@ -89,7 +88,9 @@ def measure(each: Any, shape: tuple[int, ...]) -> dict[str, Any]:
     if not is_here(found):
         call = getattr(each, "call", None) or functools.partial(function, **found["options"])
         found = {"function": "own", "graph": traced(call, shape, shape, each.name)}
-    return {"name": each.name, **found}
+    way = getattr(each, "reduction", "mean")
+    way = way if way in ("sum", "mean_with_sample_weight") else "mean"
+    return {"name": each.name, "reduction": way, **found}
 
 
 @pytest.mark.parametrize("shape", [(CLASSES,), (3, CLASSES)])
@@ -132,13 +133,16 @@ def test_masks_weights_of_steps_and_circles_are_those_of_keras(valid: int) -> No
     weights = rng.uniform(0, 2, (ROWS, steps)).astype(np.float32)
     embedded = outputs[:, 0] / np.linalg.norm(outputs[:, 0], axis=-1, keepdims=True)
     kinds = np.array([0, 1, 0, 1, 1, 1])
-    loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+    of_labels = functools.partial(keras.losses.SparseCategoricalCrossentropy, from_logits=True)
+    losses = [of_labels(), of_labels(ignore_class=0)]
+    losses += [of_labels(reduction=way) for way in ("mean_with_sample_weight", "sum")]
     circle, metric = keras.losses.Circle(gamma=2), keras.metrics.SparseCategoricalAccuracy()
     expected, of_circle, sizes = [], [], []
     for rows in (slice(0, group), slice(group, valid)):
         found = keras.ops.convert_to_tensor(outputs[rows])
         found._keras_mask = keras.ops.convert_to_tensor(mask[rows])
-        expected.append(float(loss(labels[rows], found, sample_weight=weights[rows])))
+        given = [labels[rows], found]  # Keras changes weights
+        expected.append([float(f(*given, sample_weight=weights[rows].copy())) for f in losses])
         of_circle.append(float(circle(kinds[rows], embedded[rows])))
         metric.update_state(labels[rows], found)
         sizes.append(rows.stop - rows.start)
@@ -156,8 +160,12 @@ def test_masks_weights_of_steps_and_circles_are_those_of_keras(valid: int) -> No
     both = np.concatenate([labels, weights], axis=1)
     shapes = {"targets": [[steps]], "weights": [[steps]]}
     metrics = [measure(metric, outputs.shape[1:])]
-    found, measured = built(loss, both, outputs, [pt.constant(mask)], metrics=metrics, **shapes)
-    assert found == pytest.approx(np.average(expected, weights=sizes), rel=1e-5)
+    for place, loss in enumerate(losses):
+        given = {**shapes, "metrics": metrics}
+        found, measured = built(loss, both, outputs, [pt.constant(mask)], **given)
+        means = [values[place] for values in expected]
+        exact = sum(means) if loss.reduction == "sum" else np.average(means, weights=sizes)
+        assert found == pytest.approx(exact, rel=1e-5)
     assert measured[0].sum() / measured[1].sum() == pytest.approx(float(metric.result()))
     found, _ = built(circle, kinds, embedded, targets=[[]])
     assert found == pytest.approx(np.average(of_circle, weights=sizes), rel=1e-5)
@@ -208,7 +216,7 @@ def test_compile_of_two_outputs_becomes_data() -> None:
         ("kind_accuracy", "sparse_categorical_accuracy"),
         ("size_mae", "mean_absolute_error"),
     ]
-    assert found.foreign  # of the root, which is no mean over rows
+    assert found.foreign == ("size_root_mean_squared_error",)  # which is no mean over rows
     assert [found.takes_labels(output) for output in (0, 1)] == [True, False]
 
 
@@ -217,17 +225,30 @@ def test_compile_of_two_outputs_becomes_data() -> None:
     [
         ({"loss": [lambda y, p: p.cpu(), "mse"]}, "found AttributeError.* of symbols, expected op"),
         ({"loss": [lambda y, p: keras.ops.sum(p), "mse"]}, r"found a result of shape \(\)"),
-        ({"loss": ["mse", keras.losses.MeanSquaredError("sum")]}, "found reduction='sum'"),
+        ({"loss": ["mse", keras.losses.MeanSquaredError("none")]}, "found reduction='none'"),
+        ({"loss": ["mse", MeanOfAll(reduction="sum")]}, r"found a result of shape \(\)"),
+        ({"loss": ["mse", keras.losses.Dice(reduction="sum")]}, "found reduction='sum', expected"),
         ({"optimizer": "ftrl", "loss": ["mse", "mse"]}, "optimizer: found Ftrl, expected any of"),
         (
-            {"optimizer": keras.optimizers.SGD(gradient_accumulation_steps=2), "loss": "mse"},
-            "found gradient_accumulation_steps=2, expected None",
+            {
+                "optimizer": keras.optimizers.SGD(gradient_accumulation_steps=2, use_ema=True),
+                "loss": "mse",
+            },
+            "found use_ema with gradient_accumulation_steps, expected one",
         ),
     ],
 )
 def test_what_has_no_counterpart_is_refused(compiled: Any, message: str) -> None:
     with pytest.raises(InputError, match=message):
         Compilation.of(model(**compiled), lambda: (row()[0], [np.zeros((1, 2)), np.zeros((1, 1))]))
+
+
+def test_decay_of_some_parameters_of_a_kind_is_refused() -> None:
+    optimizer = keras.optimizers.AdamW()
+    found = model(optimizer=optimizer, loss=["mse", "mse"])
+    optimizer.exclude_from_weight_decay(var_list=found.trainable_variables[:1])
+    with pytest.raises(InputError, match="found some parameters of the kind weight, expected all"):
+        Compilation.of(found, lambda: (row()[0], [np.zeros((1, 2)), np.zeros((1, 1))]))
 
 
 def test_a_model_has_to_be_compiled() -> None:
@@ -250,14 +271,6 @@ def test_subclassed_models_and_own_steps_are_refused() -> None:
         check_model([])
     inputs = keras.Input((1,))
     check_model(keras.Model(inputs, inputs))
-
-
-def test_optimizers_become_settings() -> None:
-    found = optimizer_settings(keras.optimizers.SGD(0.1, 0.9, nesterov=True, clipnorm=2.0))
-    assert (found["use_nesterov_momentum"], found["momentum"]) == (True, 0.9)
-    assert found["clip_norm"] == 2.0
-    found = optimizer_settings(keras.optimizers.AdamW(weight_decay=0.01))
-    assert (found["decoupled_decay"], found["weight_decay"]) == (True, 0.01)
 
 
 def test_schedules_give_the_rate_of_each_step() -> None:

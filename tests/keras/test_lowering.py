@@ -67,23 +67,18 @@ def test_values_and_gradients_of_layers_are_those_of_keras(case: str) -> None:
     assert_same(keras.Model(x, outputs), [f"{n} {layer.name}" for n, layer in enumerate(layers)])
 
 
-@pytest.mark.parametrize("make", [merged, activated, pytest.param(operated, marks=SLOW)])
-def test_joins_operations_and_activations_are_those_of_keras(make: Any) -> None:
-    x = keras.Input(IMAGE)
-    outputs = make(x, keras.layers)
-    assert_same(keras.Model(x, outputs), [f"{n} {y.name}" for n, y in enumerate(outputs)])
-
-
-@pytest.mark.slow
 @pytest.mark.parametrize(
     ("shape", "dtype", "make"),
     [
-        (SEQUENCE, "float32", attended),
-        ((6,), "int32", of_tokens),
-        ((6,), "int32", recurrent_of_tokens),
+        (IMAGE, "float32", merged),
+        (IMAGE, "float32", activated),
+        pytest.param(IMAGE, "float32", operated, marks=SLOW),
+        pytest.param(SEQUENCE, "float32", attended, marks=SLOW),
+        pytest.param((6,), "int32", of_tokens, marks=SLOW),
+        pytest.param((6,), "int32", recurrent_of_tokens, marks=SLOW),
     ],
 )
-def test_attention_and_masks_are_those_of_keras(shape: Any, dtype: str, make: Any) -> None:
+def test_graphs_of_several_inputs_are_those_of_keras(shape: Any, dtype: str, make: Any) -> None:
     x = keras.Input(shape, dtype=dtype)
     outputs = make(x, keras.layers)
     assert_same(keras.Model(x, outputs), [f"{n} {y.name}" for n, y in enumerate(outputs)])

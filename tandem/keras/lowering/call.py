@@ -20,9 +20,8 @@ from tandem.keras.graph import (
     decoded,
     read_layer,
 )
-from tandem.keras.lowering.initial import distribution
 from tandem.keras.lowering.registry import find_lowering
-from tandem.keras.weights import PARAMETERS
+from tandem.keras.weights import kind_of
 from tandem.layers.parameter import Parameter
 from tandem.layers.training_pass import Training
 from tandem.validation import shown
@@ -52,8 +51,10 @@ class Pass:
         Of a row of each layer's first output.
     masks : dict of variable to variable
         Of outputs, bool (batch, step): the steps that count.
-    costs : list of variable
-        Of regularizers, scalars.
+    costs : dict of str to variable
+        Of regularizers of parameters, scalars.
+    activities : list of variable
+        Costs of regularizers of outputs, (batch,).
     loops : dict of str
         Layers whose steps are a loop, in training or validation.
     """
@@ -70,6 +71,7 @@ class Pass:
         self.shapes: dict[str, tuple[int, ...]] = {}
         self.masks: dict[Variable, TensorVariable] = {}
         self.costs: dict[str, TensorVariable] = {}
+        self.activities: Outputs = []
         self.loops: dict[str, None] = {}
         self.budget = Budget()
         self.rows_in_row = 1  # steps that are rows of a larger minibatch
@@ -158,6 +160,8 @@ class Pass:
             call.check_finished()
         outputs = [*result] if isinstance(result, list | tuple) else [result]
         outputs = [self._checked(name, output) for output in outputs]
+        for output in outputs:
+            call.regularize(output, "activity_regularizer")
         if lowering.keeps_mask and call.first_mask is not None:
             self.masks.setdefault(outputs[0], call.first_mask)
         return outputs
@@ -316,7 +320,6 @@ class Call:
         self,
         name: str,
         shape: Sequence[int | None],
-        fans: tuple[int, int] | None = None,
         keep: float = 0.0,
         trainable: bool = True,
         layer: str = "",
@@ -324,15 +327,14 @@ class Call:
     ) -> TensorVariable:
         """A parameter of the layer.
 
+        Its initial value, by its kind, is used only where `init_weights_skip` leaves out Keras's.
+
         Parameters
         ----------
         name : str
             As Keras names it, such as ``kernel``.
         shape : sequence of int
             In our layout: filters are (out, in, row, column).
-        fans : (int, int), optional
-            Fan-in and fan-out, of the distribution of its initial values; by default the first
-            length or product of lengths, and the last.
         keep : float
             Of an average: the fraction of the old value that a step keeps.
         trainable : bool
@@ -340,27 +342,25 @@ class Call:
         layer : str
             A part of the layer, such as ``query``, that has the parameter.
         settings : str, optional
-            Beginning of the keys of its initializer and regularizer in the configuration.
+            Beginning of the key of its regularizer in the configuration.
         """
-        kind_name, kind = PARAMETERS.get(
-            name, (name, "bias" if name.endswith("bias") else "weight")
-        )
+        kind_name, kind = kind_of(name)
         lengths = [n for n in shape if isinstance(n, int) and 0 < n <= MOST_ELEMENTS]
         if len(lengths) != len(shape):
             raise self.fault(f"{name} of shape {(*shape,)}", "known lengths")
         key = name.removesuffix("_kernel") if settings is None else settings
         owner = f"{self.name}.{layer}" if layer else self.name
-        mean, std, drawn = distribution(self, f"{key}_initializer", kind, lengths, fans)
-        declared = Parameter(
-            f"{owner}.{kind_name}", tuple(lengths), kind, mean, std, drawn, keep=keep
-        )
+        mean = float(kind == "scale" or name.endswith("variance"))
+        fans = sum(lengths[:2]) * math.prod(lengths[2:])
+        std = math.sqrt(2 / max(1, fans)) if kind == "weight" else 0.0  # Glorot, Bengio 2010
+        declared = Parameter(f"{owner}.{kind_name}", tuple(lengths), kind, mean, std, keep=keep)
         if declared.trainable and (self.frozen or not trainable):
             self.pass_.frozen[self.name if self.frozen else declared.name] = None
         elif self.frozen:
             self.pass_.frozen[self.name] = None
         variable = self.pass_.parameter(declared)
         self._refuse_constraint(f"{key}_constraint")
-        cost = self._regularized(f"{key}_regularizer", variable)
+        cost = self._regularized(f"{key}_regularizer", variable, None)
         if cost is not None and declared.trainable and not self.frozen:
             self.pass_.costs[declared.name] = cost
         return variable
@@ -369,9 +369,19 @@ class Call:
         if self.value(key) is not None:
             raise self.fault(key, "none: constraints of parameters are not supported")
 
-    def _regularized(self, key: str, variable: TensorVariable) -> TensorVariable | None:
-        """The cost of a parameter by L1, L2 or both, a scalar."""
-        given = self.value(key)
+    def regularize(self, y: TensorVariable, key: str, given: Any = None) -> None:
+        """Add the cost of an output by the regularizer of a key of the configuration, or given."""
+        axes = [*range(1, y.type.ndim)]
+        cost = self._regularized(key, y, axes, given)
+        if cost is not None and self.rows_in_row > 1:
+            raise self.fault(f"{key} of a layer of steps", "none")
+        self.pass_.activities += [] if cost is None else [cost]
+
+    def _regularized(
+        self, key: str, variable: TensorVariable, axes: list[int] | None, given: Any = None
+    ) -> TensorVariable | None:
+        """The cost of a variable by L1, L2 or both, summed over axes, by default over all."""
+        given = self.value(key) if given is None else given
         if given is None:
             return None
         if isinstance(given, str):
@@ -387,7 +397,7 @@ class Call:
             if type(weight) not in (int, float) or not 0 <= weight < 1e30:
                 raise self.fault(f"{key} {shown(given)}", "factors of at least 0")
             if weight:
-                cost = cost + np.asarray(weight, self.dtype) * size(variable).sum()
+                cost = cost + np.asarray(weight, self.dtype) * size(variable).sum(axis=axes)
         return cost
 
     def inner(self, key: str) -> AnyLayer:
@@ -452,14 +462,15 @@ class Call:
         """Refuse a value of the configuration, or of the call, that the lowering left unread."""
         for call in self._inside:
             call.check_finished()
+            if call.value("activity_regularizer") is not None:
+                raise call.fault("activity_regularizer", "none: it is that of the layer around")
         if self.kind.startswith("own:"):
             return
         dtype = self.config.get("dtype")
         dtype = dtype.get("config", {}).get("name") if isinstance(dtype, dict) else dtype
         if not self.kind.startswith("ops.") and dtype not in (None, "float32", "float64"):
             raise self.fault(f"dtype {shown(dtype)}", "float32: a run's precision is its own")
-        if self.value("activity_regularizer") is not None:
-            raise self.fault("activity_regularizer", "none: it is not supported")
+        self.value("activity_regularizer")  # of which `Pass` adds the cost
         left = {k: v for k, v in self.config.items() if k not in self._read}
         left |= self.keywords
         for key, value in left.items():

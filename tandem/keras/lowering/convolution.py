@@ -16,10 +16,10 @@ from tandem.keras.lowering.registry import lowers
 Pair = tuple[int, int]
 
 
-def pair(layer: Call, key: str, ndim: int, least: int = 1) -> Pair:
-    """Numbers of rows and of columns; of a sequence, which is one column, 1 of columns."""
+def pair(layer: Call, key: str, ndim: int, least: int = 1, of_column: int = 1) -> Pair:
+    """Numbers of rows and of columns; of a sequence, which is one column, that of columns."""
     found = layer.integers(key, ndim - 2, least)
-    return (found[0], found[1]) if ndim == 4 else (found[0], 1)
+    return (found[0], found[1]) if ndim == 4 else (found[0], of_column)
 
 
 def same_padding(length: int, reach: int, stride: int) -> Pair:
@@ -67,9 +67,7 @@ def convolution(layer: Call, x: TensorVariable) -> TensorVariable:
     channels = lengths(images)[0]
     if channels % groups or filters % groups:
         raise layer.fault(f"{channels} channels and {filters} filters", f"multiples of {groups}")
-    shape, window = (filters, channels // groups, *size), size[0] * size[1]
-    fans = (channels // groups * window, filters * window)
-    weight = layer.parameter("kernel", shape, fans)
+    weight = layer.parameter("kernel", (filters, channels // groups, *size))
     y = convolved(layer, images, weight, _bias(layer, filters), ndim, groups)
     return activated(layer, pixels(y, ndim, order))
 
@@ -87,9 +85,7 @@ def depthwise(layer: Call, x: TensorVariable) -> TensorVariable:
 def _depthwise_weight(layer: Call, x: TensorVariable, ndim: int, name: str) -> TensorVariable:
     """Filters (channel x multiplier, 1, row, column), the multiplier running fastest."""
     size, multiplier = pair(layer, "kernel_size", ndim), layer.integer("depth_multiplier")
-    channels, window = lengths(x)[0], size[0] * size[1]
-    fans = (channels * window, multiplier * window)
-    return layer.parameter(name, (channels * multiplier, 1, *size), fans, settings="depthwise")
+    return layer.parameter(name, (lengths(x)[0] * multiplier, 1, *size), settings="depthwise")
 
 
 @lowers("SeparableConv1D", "SeparableConv2D")
@@ -99,7 +95,7 @@ def separable(layer: Call, x: TensorVariable) -> TensorVariable:
     weight = _depthwise_weight(layer, images, ndim, "depthwise_kernel")
     y = convolved(layer, images, weight, None, ndim, lengths(images)[0])
     inner = lengths(y)[0]
-    point = layer.parameter("pointwise_kernel", (filters, inner, 1, 1), (inner, filters))
+    point = layer.parameter("pointwise_kernel", (filters, inner, 1, 1))
     y = ops.conv2d(y, point, _bias(layer, filters))
     return activated(layer, pixels(y, ndim, order))
 
@@ -109,21 +105,23 @@ def transposed(layer: Call, x: TensorVariable) -> TensorVariable:
     """The gradient, with respect to its images, of a convolution of larger images."""
     ndim, order = x.type.ndim, layer.value("data_format")
     size, filters = pair(layer, "kernel_size", ndim), layer.integer("filters")
-    strides, dilation = pair(layer, "strides", ndim), pair(layer, "dilation_rate", ndim)
-    if max(dilation) > 1 or layer.value("output_padding") is not None:
-        raise layer.fault("dilation_rate above 1 or output_padding", "neither")
+    strides = pair(layer, "strides", ndim)
+    if max(pair(layer, "dilation_rate", ndim)) > 1:
+        raise layer.fault("dilation_rate above 1", "1")
     g = planes(x, order)
     channels, *image = lengths(g)
     is_same = layer.word("padding", "valid", "same") == "same"
     full = [(n - 1) * s + t for n, s, t in zip(image, strides, size, strict=True)]
-    kept = [
-        n * s if is_same else n * s + max(t - s, 0)
-        for n, s, t in zip(image, strides, size, strict=True)
+    odd = [t % 2 if is_same else t for t in size]  # as Keras counts from
+    more = [s - t if is_same else max(0, s - t) for s, t in zip(strides, odd, strict=True)]
+    if layer.value("output_padding") is not None:
+        more = [*pair(layer, "output_padding", ndim, 0, 0)]
+    kept = [(n - 1) * s + t + m for n, s, t, m in zip(image, strides, odd, more, strict=True)]
+    firsts = [
+        max(0, t - 1 - (t + o + m - 1) // 2) if is_same else 0
+        for t, o, m in zip(size, odd, more, strict=True)
     ]
-    firsts = [max(0, t - s) // 2 if is_same else 0 for s, t in zip(strides, size, strict=True)]
-    window = size[0] * size[1]
-    fans = (filters * window, channels * window)
-    weight = layer.parameter("kernel", (channels, filters, *size), fans)
+    weight = layer.parameter("kernel", (channels, filters, *size))
     ends = [max(f, first + n) for f, first, n in zip(full, firsts, kept, strict=True)]
     like = pt.zeros((g.shape[0], filters, *full), dtype=layer.dtype)
     y = ops.Conv2dInputGrad(strides)(pt.specify_shape(like, (None, filters, *full)), weight, g)

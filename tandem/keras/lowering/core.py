@@ -106,6 +106,13 @@ def identity(layer: Call, x: TensorVariable) -> TensorVariable:
     return x
 
 
+@lowers("ActivityRegularization", keeps_mask=True)
+def activity_regularization(layer: Call, x: TensorVariable) -> TensorVariable:
+    factors = {key: layer.number(key, 0) for key in ("l1", "l2")}
+    layer.regularize(x, "activity_regularizer", {"class_name": "L1L2", "config": factors})
+    return x
+
+
 # Random masks
 
 

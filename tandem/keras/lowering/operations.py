@@ -25,13 +25,14 @@ _MOST_PARTS = 10_000
 _ONE_INPUT: Mapping[str, Callable[..., Any]] = {
     name: getattr(pt, name.lower())
     for name in (
-        *("Arccos", "Arcsin", "Arctan", "Ceil", "Cos", "Cosh", "Erf", "Exp", "Expm1", "Floor"),
-        *("Isinf", "Isnan", "Log", "Log10", "Log1p", "Log2", "Sign", "Sin", "Sinh", "Sqrt"),
-        *("Tan", "Trunc"),
+        *("Arccos", "Arccosh", "Arcsin", "Arcsinh", "Arctan", "Arctanh", "Ceil", "Cos", "Cosh"),
+        *("Erf", "Exp", "Exp2", "Expm1", "Floor", "Isinf", "Isnan", "Log", "Log10", "Log1p"),
+        *("Log2", "Round", "Sign", "Sin", "Sinh", "Sqrt", "Tan", "Trunc"),
     )
 } | {
     "Abs": abs,
     "Absolute": abs,
+    "Cbrt": lambda x: pt.sign(x) * abs(x) ** number(1 / 3, x),
     "Copy": lambda x: x,
     "Isfinite": lambda x: ~(pt.isnan(x) | pt.isinf(x)),
     "LogicalNot": lambda x: pt.eq(x, 0),
@@ -53,10 +54,13 @@ _TWO_INPUTS: Mapping[str, Callable[..., Any]] = {
     "FloorDivide": pt.floor_div,
     "Greater": pt.gt,
     "GreaterEqual": pt.ge,
+    "Hypot": lambda x, y: pt.sqrt(pt.sqr(x) + pt.sqr(y)),
     "Less": pt.lt,
     "LessEqual": pt.le,
+    "Logaddexp": pt.logaddexp,
     "LogicalAnd": lambda x, y: pt.neq(x, 0) & pt.neq(y, 0),
     "LogicalOr": lambda x, y: pt.neq(x, 0) | pt.neq(y, 0),
+    "LogicalXor": lambda x, y: pt.neq(pt.neq(x, 0), pt.neq(y, 0)),
     "Maximum": pt.maximum,
     "Minimum": pt.minimum,
     "Mod": pt.mod,
@@ -158,7 +162,30 @@ def reduction(layer: Call, x: TensorVariable) -> TensorVariable:
     where: Any = axes[0] if name.startswith("Arg") else axes
     if layer.value("initial") is not None:
         raise layer.fault("initial", "none")
-    return cast(TensorVariable, _REDUCTIONS[name](x, axis=where, keepdims=layer.flag("keepdims")))
+    return cast(
+        TensorVariable, _REDUCTIONS[name](x, axis=where, keepdims=layer.flag("keepdims", False))
+    )
+
+
+@lowers("ops.Average")
+def average(layer: Call, x: TensorVariable) -> TensorVariable:
+    axis, ndim = layer.axis("axis", x.type.ndim), x.type.ndim
+    if (weights := layer.keywords.pop("weights", None)) is None:
+        return _mean(x, axis=axis)
+    w = _operand(layer, weights, x)
+    w = w.dimshuffle(*(0 if n == axis else "x" for n in range(ndim))) if w.type.ndim == 1 else w
+    return (x * w).sum(axis=axis) / w.sum(axis=axis)
+
+
+@lowers("ops.Norm")
+def norm(layer: Call, x: TensorVariable) -> TensorVariable:
+    axes, order = layer.axes("axis", x.type.ndim), layer.value("ord")
+    where: Any = {"axis": axes, "keepdims": layer.flag("keepdims")}
+    if order == 1 and len(axes) == 1:
+        return abs(x).sum(**where)
+    if order not in (None, "fro") and (order != 2 or len(axes) > 1):
+        raise layer.fault(f"ord {shown(order)}", "null, or 1 or 2 of one axis")
+    return pt.sqrt(pt.sqr(x).sum(**where))
 
 
 @lowers("ops.Cumsum", "ops.Cumprod")
@@ -343,6 +370,36 @@ def get_item(layer: Call, x: TensorVariable, key: Any) -> TensorVariable:
 
 
 # Choices and types
+
+
+@lowers("ops.Hstack")
+def hstack(layer: Call, xs: Any) -> TensorVariable:
+    return concatenated([*xs], layer.axis("axis", xs[0].type.ndim, 1))
+
+
+@lowers("ops.Roll")
+def roll(layer: Call, x: TensorVariable) -> TensorVariable:
+    shift = layer.value("shift")
+    if type(shift) is not int:
+        raise layer.fault(f"shift {shown(shift)}", "a whole number")
+    axis = layer.axis("axis", x.type.ndim)
+    before, place = (slice(None),) * axis, -shift % lengths(x)[axis - 1]
+    return concatenated([x[(*before, slice(place, None))], x[(*before, slice(place))]], axis)
+
+
+@lowers("ops.Tril", "ops.Triu")
+def triangle(layer: Call, x: TensorVariable) -> TensorVariable:
+    diagonal, ndim = layer.value("k"), x.type.ndim
+    if type(diagonal) is not int or ndim < 3:
+        raise layer.fault(f"k {shown(diagonal)} and {ndim} axes", "a whole number, and matrices")
+    function = np.tril if layer.kind == "ops.Tril" else np.triu
+    return x * function(np.ones(lengths(x)[-2:], x.dtype), diagonal)
+
+
+@lowers("ops.FullLike")
+def full_like(layer: Call, x: TensorVariable, fill_value: Any) -> TensorVariable:
+    layer.value("dtype")
+    return pt.zeros_like(x) + _operand(layer, fill_value, x)
 
 
 @lowers("ops.Where")

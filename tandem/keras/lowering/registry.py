@@ -22,6 +22,8 @@ MODULES = (
     "recurrent",
 )
 
+_AUGMENTATIONS = {"RandomFlip": "rand_mirror=True", "RandomCrop": "rand_crop=True"}
+
 Function = TypeVar("Function", bound=Callable[..., Any])
 
 
@@ -82,6 +84,8 @@ def find_lowering(kind: str, layer: str) -> Lowering:
             f"{layer}: found {name}, a layer of your own, expected one with a lowering: decorate a "
             f"function with @tandem.keras.lowers({name}), see docs/keras.md"
         )
+    if name in _AUGMENTATIONS:
+        raise InputError(f"{layer}: found {name}, expected {_AUGMENTATIONS[name]} of distribute")
     hint = suggestion(name, (k for k in _LOWERINGS if not k.startswith("own:")))
     raise InputError(
         f"{layer}: found {name}, for which there is no lowering{hint}; give one by "
