@@ -2,11 +2,18 @@
 
 import io
 import time
+from collections.abc import Callable
 
 import numpy as np
 from PIL import Image, UnidentifiedImageError
 
 from tandem.data.manifest import Resize
+
+Box = tuple[float, float, float, float]
+"""What is resized: left, top, right and bottom, as in Pillow's ``resize``."""
+
+Resample = Callable[[Image.Image | np.ndarray, int, Box | None], np.ndarray]
+"""Resizes a picture in RGB, or what is in its box, as `resize_by_pillow` does."""
 
 # A subset of Pillow's formats: EPS starts another program, and TIFF rotates pictures by their
 # orientation.
@@ -20,6 +27,7 @@ MOST_PICTURE_BYTES = 64 << 20
 """Bytes of a picture file; the largest of ImageNet has 17 MB."""
 
 _MOST_SECONDS = 10.0  # of processor time for a picture; 178 million pixels, Pillow's limit, take 3
+_MOST_PIXELS = 1 << 22  # copies of larger pictures out of Pillow take longer than they save
 
 
 class BadPictureError(Exception):
@@ -49,7 +57,15 @@ def keep_memory() -> None:
     Image.core.set_blocks_max(4)
 
 
-def decode_picture(content: bytes, size: int, resize: Resize = "squash") -> np.ndarray:
+def resize_by_pillow(picture: Image.Image | np.ndarray, size: int, box: Box | None) -> np.ndarray:
+    """Resize a picture in RGB to `size` rows and columns, uint8 (row, column, RGB)."""
+    image = Image.fromarray(picture) if isinstance(picture, np.ndarray) else picture
+    return np.asarray(image.resize((size, size), Image.Resampling.BILINEAR, box))
+
+
+def decode_picture(
+    content: bytes, size: int, resize: Resize = "squash", resample: Resample = resize_by_pillow
+) -> np.ndarray:
     """Decode a picture and make it a square of `size` rows and columns.
 
     With ``squash`` the whole picture is resized, and its proportions change. With ``shorter_side``
@@ -71,9 +87,9 @@ def decode_picture(content: bytes, size: int, resize: Resize = "squash") -> np.n
     try:
         with Image.open(_Content(content), formats=_FORMATS) as image:
             image.load()
-            box = None if resize == "squash" else _middle(image.size, size)
-            square = _to_rgb(image).resize((size, size), Image.Resampling.BILINEAR, box)
-            return np.asarray(square)
+            large = image.width * image.height > _MOST_PIXELS
+            resample = resize_by_pillow if large else resample
+            return resample(_to_rgb(image), size, _box(image.size, size, resize))
     except (MemoryError, BadPictureError):
         raise
     except UnidentifiedImageError:
@@ -90,13 +106,15 @@ def too_large(nbytes: int, most: int = MOST_PICTURE_BYTES) -> str:
     return f"found {nbytes} bytes, expected at most {most}"
 
 
-def _middle(sides: tuple[int, int], size: int) -> tuple[float, float, float, float]:
-    """Return what becomes the middle square of a picture whose shorter side is resized to `size`.
+def _box(sides: tuple[int, int], size: int, resize: Resize) -> Box | None:
+    """Return what becomes the square of `size`: all, or the middle at the shorter side's scale.
 
     Returns left, top, right and bottom in the picture's own pixels. Resizing this part alone takes
     memory that does not grow with the length of the picture, and gives the same to within 1, since
     Pillow takes these numbers in single precision.
     """
+    if resize == "squash":
+        return None
     shorter = min(sides)
     lengths = [(2 * side * size + shorter) // (2 * shorter) for side in sides]
     starts = [(length - size) // 2 for length in lengths]
