@@ -1,11 +1,14 @@
 """Decoding of picture files of any kind to squares of RGB."""
 
+import functools
 import io
+import struct
 import time
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
-from PIL import Image, UnidentifiedImageError
+from PIL import Image, UnidentifiedImageError, features
 
 from tandem.data.manifest import Resize
 
@@ -27,7 +30,12 @@ MOST_PICTURE_BYTES = 64 << 20
 """Bytes of a picture file; the largest of ImageNet has 17 MB."""
 
 _MOST_SECONDS = 10.0  # of processor time for a picture; 178 million pixels, Pillow's limit, take 3
-_MOST_PIXELS = 1 << 22  # copies of larger pictures out of Pillow take longer than they save
+# Of larger pictures, copies between libraries take longer than they save.
+_MOST_PIXELS = 1 << 22
+_MOST_SCANS = 64  # of a progressive JPEG; there are about ten
+_BASELINE, _PROGRESSIVE, _SCAN = 0xC0, 0xC2, 0xDA
+_TABLES = (0xC4, 0xDB, 0xDD, 0xFE)  # with the restart interval and comments
+_APPLICATIONS = (0xE0, 0xEE)  # JFIF and Adobe, which name the colours
 
 
 class BadPictureError(Exception):
@@ -85,6 +93,8 @@ def decode_picture(
     if len(content) > MOST_PICTURE_BYTES:
         raise BadPictureError(too_large(len(content)))
     try:
+        if (jpeg := _decode_jpeg(content)) is not None:
+            return resample(jpeg, size, _box(jpeg.shape[1::-1], size, resize))
         with Image.open(_Content(content), formats=_FORMATS) as image:
             image.load()
             large = image.width * image.height > _MOST_PIXELS
@@ -101,12 +111,55 @@ def decode_picture(
         raise BadPictureError(f"{type(error).__name__}: {reason}") from None
 
 
+def _decode_jpeg(content: bytes) -> np.ndarray | None:
+    """Decode a usual JPEG to uint8 (row, column, RGB); None where Pillow is to decide."""
+    decode = _simplejpeg()
+    try:
+        return decode(content) if decode is not None and _is_usual(content) else None
+    except (IndexError, ValueError, struct.error):  # simplejpeg also raises what it warns of
+        return None
+
+
+def _is_usual(content: bytes) -> bool:
+    """Return whether a JPEG is baseline or progressive, of 8 bits and one or three components.
+
+    Not where its header has more than decoding needs, such as EXIF, which Pillow reads and may
+    refuse, nor where many scans could take long.
+    """
+    at, components, progressive = 2, 0, False
+    while content.startswith(b"\xff\xd8") and content[at] == 0xFF:
+        kind, length = struct.unpack_from(">xBH", content, at)
+        if kind == _SCAN:
+            if progressive:
+                return content.count(b"\xff\xda") <= _MOST_SCANS
+            return content[at + 4] == components
+        if kind in (_BASELINE, _PROGRESSIVE):
+            bits, rows, columns, components = struct.unpack_from(">BHHB", content, at + 4)
+            progressive = kind == _PROGRESSIVE
+            if bits != 8 or components not in (1, 3) or rows * columns > _MOST_PIXELS:
+                return False
+        elif kind not in _TABLES and (kind not in _APPLICATIONS or length < 14):
+            return False
+        at += 2 + length
+    return False
+
+
+@functools.cache
+def _simplejpeg() -> Callable[..., Any] | None:
+    """Find simplejpeg's function; None where Pillow's bits are not libjpeg-turbo's as well."""
+    try:
+        from simplejpeg import decode_jpeg
+    except ImportError:
+        return None
+    return decode_jpeg if features.check("libjpeg_turbo") else None
+
+
 def too_large(nbytes: int, most: int = MOST_PICTURE_BYTES) -> str:
     """Why a file of so many bytes is not read."""
     return f"found {nbytes} bytes, expected at most {most}"
 
 
-def _box(sides: tuple[int, int], size: int, resize: Resize) -> Box | None:
+def _box(sides: tuple[int, ...], size: int, resize: Resize) -> Box | None:
     """Return what becomes the square of `size`: all, or the middle at the shorter side's scale.
 
     Returns left, top, right and bottom in the picture's own pixels. Resizing this part alone takes
