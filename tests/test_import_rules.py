@@ -33,6 +33,7 @@ ALLOWED = {
         "tandem/backend/image_loops.py",
         "tandem/backend/norm_loops.py",
     ),
+    "simplejpeg": ("tandem/data/decode.py",),
     "tensorboard": ("tandem/artifacts/tensorboard.py",),
     "rich": ("tandem/launch/live_view.py", "tandem/progress_bar.py"),
     "keras": ("tandem/keras/",),

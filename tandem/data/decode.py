@@ -1,12 +1,22 @@
 """Decoding of picture files of any kind to squares of RGB."""
 
+import functools
 import io
+import struct
 import time
+from collections.abc import Callable
+from typing import Any
 
 import numpy as np
-from PIL import Image, UnidentifiedImageError
+from PIL import Image, UnidentifiedImageError, features
 
 from tandem.data.manifest import Resize
+
+Box = tuple[float, float, float, float]
+"""What is resized: left, top, right and bottom, as in Pillow's ``resize``."""
+
+Resample = Callable[[Image.Image | np.ndarray, int, Box | None], np.ndarray]
+"""Resizes a picture in RGB, or what is in its box, as `resize_by_pillow` does."""
 
 # A subset of Pillow's formats: EPS starts another program, and TIFF rotates pictures by their
 # orientation.
@@ -20,6 +30,12 @@ MOST_PICTURE_BYTES = 64 << 20
 """Bytes of a picture file; the largest of ImageNet has 17 MB."""
 
 _MOST_SECONDS = 10.0  # of processor time for a picture; 178 million pixels, Pillow's limit, take 3
+# Of larger pictures, copies between libraries take longer than they save.
+_MOST_PIXELS = 1 << 22
+_MOST_SCANS = 64  # of a progressive JPEG; there are about ten
+_BASELINE, _PROGRESSIVE, _SCAN = 0xC0, 0xC2, 0xDA
+_TABLES = (0xC4, 0xDB, 0xDD, 0xFE)  # with the restart interval and comments
+_APPLICATIONS = (0xE0, 0xEE)  # JFIF and Adobe, which name the colours
 
 
 class BadPictureError(Exception):
@@ -49,7 +65,15 @@ def keep_memory() -> None:
     Image.core.set_blocks_max(4)
 
 
-def decode_picture(content: bytes, size: int, resize: Resize = "squash") -> np.ndarray:
+def resize_by_pillow(picture: Image.Image | np.ndarray, size: int, box: Box | None) -> np.ndarray:
+    """Resize a picture in RGB to `size` rows and columns, uint8 (row, column, RGB)."""
+    image = Image.fromarray(picture) if isinstance(picture, np.ndarray) else picture
+    return np.asarray(image.resize((size, size), Image.Resampling.BILINEAR, box))
+
+
+def decode_picture(
+    content: bytes, size: int, resize: Resize = "squash", resample: Resample = resize_by_pillow
+) -> np.ndarray:
     """Decode a picture and make it a square of `size` rows and columns.
 
     With ``squash`` the whole picture is resized, and its proportions change. With ``shorter_side``
@@ -69,11 +93,13 @@ def decode_picture(content: bytes, size: int, resize: Resize = "squash") -> np.n
     if len(content) > MOST_PICTURE_BYTES:
         raise BadPictureError(too_large(len(content)))
     try:
+        if (jpeg := _decode_jpeg(content)) is not None:
+            return resample(jpeg, size, _box(jpeg.shape[1::-1], size, resize))
         with Image.open(_Content(content), formats=_FORMATS) as image:
             image.load()
-            box = None if resize == "squash" else _middle(image.size, size)
-            square = _to_rgb(image).resize((size, size), Image.Resampling.BILINEAR, box)
-            return np.asarray(square)
+            large = image.width * image.height > _MOST_PIXELS
+            resample = resize_by_pillow if large else resample
+            return resample(_to_rgb(image), size, _box(image.size, size, resize))
     except (MemoryError, BadPictureError):
         raise
     except UnidentifiedImageError:
@@ -85,18 +111,63 @@ def decode_picture(content: bytes, size: int, resize: Resize = "squash") -> np.n
         raise BadPictureError(f"{type(error).__name__}: {reason}") from None
 
 
+def _decode_jpeg(content: bytes) -> np.ndarray | None:
+    """Decode a usual JPEG to uint8 (row, column, RGB); None where Pillow is to decide."""
+    decode = _simplejpeg()
+    try:
+        return decode(content) if decode is not None and _is_usual(content) else None
+    except (IndexError, ValueError, struct.error):  # simplejpeg also raises what it warns of
+        return None
+
+
+def _is_usual(content: bytes) -> bool:
+    """Return whether a JPEG is baseline or progressive, of 8 bits and one or three components.
+
+    Not where its header has more than decoding needs, such as EXIF, which Pillow reads and may
+    refuse, nor where many scans could take long.
+    """
+    at, components, progressive = 2, 0, False
+    while content.startswith(b"\xff\xd8") and content[at] == 0xFF:
+        kind, length = struct.unpack_from(">xBH", content, at)
+        if kind == _SCAN:
+            if progressive:
+                return content.count(b"\xff\xda") <= _MOST_SCANS
+            return content[at + 4] == components
+        if kind in (_BASELINE, _PROGRESSIVE):
+            bits, rows, columns, components = struct.unpack_from(">BHHB", content, at + 4)
+            progressive = kind == _PROGRESSIVE
+            if bits != 8 or components not in (1, 3) or rows * columns > _MOST_PIXELS:
+                return False
+        elif kind not in _TABLES and (kind not in _APPLICATIONS or length < 14):
+            return False
+        at += 2 + length
+    return False
+
+
+@functools.cache
+def _simplejpeg() -> Callable[..., Any] | None:
+    """Find simplejpeg's function; None where Pillow's bits are not libjpeg-turbo's as well."""
+    try:
+        from simplejpeg import decode_jpeg
+    except ImportError:
+        return None
+    return decode_jpeg if features.check("libjpeg_turbo") else None
+
+
 def too_large(nbytes: int, most: int = MOST_PICTURE_BYTES) -> str:
     """Why a file of so many bytes is not read."""
     return f"found {nbytes} bytes, expected at most {most}"
 
 
-def _middle(sides: tuple[int, int], size: int) -> tuple[float, float, float, float]:
-    """Return what becomes the middle square of a picture whose shorter side is resized to `size`.
+def _box(sides: tuple[int, ...], size: int, resize: Resize) -> Box | None:
+    """Return what becomes the square of `size`: all, or the middle at the shorter side's scale.
 
     Returns left, top, right and bottom in the picture's own pixels. Resizing this part alone takes
     memory that does not grow with the length of the picture, and gives the same to within 1, since
     Pillow takes these numbers in single precision.
     """
+    if resize == "squash":
+        return None
     shorter = min(sides)
     lengths = [(2 * side * size + shorter) // (2 * shorter) for side in sides]
     starts = [(length - size) // 2 for length in lengths]

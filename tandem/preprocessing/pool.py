@@ -5,6 +5,7 @@ and copies pixels out. On two cores threads are as fast as processes; on many co
 would run on one core at a time.
 """
 
+import functools
 import os
 import signal
 import sys
@@ -21,8 +22,10 @@ import numpy as np
 from tandem.data.decode import (
     MOST_PICTURE_BYTES,
     BadPictureError,
+    Resample,
     decode_picture,
     keep_memory,
+    resize_by_pillow,
     too_large,
 )
 from tandem.data.manifest import Resize
@@ -40,6 +43,8 @@ CHUNK = 16
 # thread of this process is at work when it is copied. On other systems than Linux, libraries have
 # threads that are.
 START = get_context("fork") if sys.platform == "linux" else SPAWN
+# Pictures of each process for which loops are loaded: they save a thousandth of a second each.
+_MANY = 1000
 
 
 @dataclass(frozen=True)
@@ -51,18 +56,21 @@ class Task:
 
 
 class DecodePool:
-    """Decodes pictures into slots of a shared array, in `workers` processes.
+    """Decodes about `count` pictures into slots of a shared array, in `workers` processes.
 
     With one worker, the work is done in this process, when it is submitted. `pictures` is uint8
     (slot, row, column, RGB): pictures of `size` rows and columns in a border of `pad` zeros.
     `free` are the slots not in use; whoever submits a task takes them, and returns them.
     """
 
-    def __init__(self, workers: int, slots: int, size: int, resize: Resize, pad: int = 0) -> None:
+    def __init__(
+        self, workers: int, slots: int, size: int, resize: Resize, pad: int = 0, count: int = 0
+    ) -> None:
         self.free = deque(range(slots))
         side = size + 2 * pad
         shape = (slots, side, side, 3)
         self._resize, self._pad = resize, pad
+        self._resample = _resample(many := count >= _MANY * workers)
         self._buffer: HostBuffer | None = None
         self._executor: Executor | None = None
         if workers == 1:
@@ -75,7 +83,7 @@ class DecodePool:
             workers,
             START,
             initializer=_start_worker,
-            initargs=(self._buffer, shape, resize, pad),
+            initargs=(self._buffer, shape, resize, pad, many),
         )
 
     def submit(self, task: Task) -> "Future[list[str | None]]":
@@ -83,7 +91,8 @@ class DecodePool:
         if self._executor is not None:
             return self._executor.submit(_decode_in_worker, task)
         future: Future[list[str | None]] = Future()
-        future.set_result(_decode_all(inside(self.pictures, self._pad), task, self._resize))
+        pictures = inside(self.pictures, self._pad)
+        future.set_result(_decode_all(pictures, task, self._resize, self._resample))
         return future
 
     def __enter__(self) -> "DecodePool":
@@ -98,14 +107,26 @@ class DecodePool:
 
 
 # Tasks carry no state, so a worker keeps here what its initializer was given.
-_shared: tuple[HostBuffer, np.ndarray, Resize] | None = None
+_shared: tuple[HostBuffer, np.ndarray, Resize, Resample] | None = None
 
 
-def _start_worker(buffer: HostBuffer, shape: tuple[int, ...], resize: Resize, pad: int) -> None:
+@functools.cache
+def _resample(many: bool) -> Resample:
+    """Return how pictures are resized. A process that is copied has what its parent loaded."""
+    if not many:
+        return resize_by_pillow
+    from tandem.data.resample import Resampler
+
+    return Resampler()
+
+
+def _start_worker(
+    buffer: HostBuffer, shape: tuple[int, ...], resize: Resize, pad: int, many: bool
+) -> None:
     global _shared
     follow_parent()
     keep_memory()
-    _shared = buffer, inside(buffer.array(shape, np.uint8), pad), resize
+    _shared = buffer, inside(buffer.array(shape, np.uint8), pad), resize, _resample(many)
 
 
 def follow_parent() -> None:
@@ -125,19 +146,23 @@ def _end_with_parent() -> None:
 def _decode_in_worker(task: Task) -> list[str | None]:
     if _shared is None:
         raise RuntimeError("this process was not started by DecodePool")
-    _, pictures, resize = _shared
-    return _decode_all(pictures, task, resize)
+    _, pictures, resize, resample = _shared
+    return _decode_all(pictures, task, resize, resample)
 
 
-def _decode_all(pictures: np.ndarray, task: Task, resize: Resize) -> list[str | None]:
+def _decode_all(
+    pictures: np.ndarray, task: Task, resize: Resize, resample: Resample
+) -> list[str | None]:
     pairs = zip(task.slots, task.places, strict=True)
-    return [_decode(pictures[slot], place, resize) for slot, place in pairs]
+    return [_decode(pictures[slot], place, resize, resample) for slot, place in pairs]
 
 
-def _decode(picture: np.ndarray, place: PictureLocation, resize: Resize) -> str | None:
+def _decode(
+    picture: np.ndarray, place: PictureLocation, resize: Resize, resample: Resample
+) -> str | None:
     try:
         content = _read(place)
-        picture[...] = decode_picture(content, len(picture), resize)
+        picture[...] = decode_picture(content, len(picture), resize, resample)
     except BadPictureError as reason:
         return str(reason)
     return None

@@ -104,13 +104,16 @@ def _make_all(
         _check_space(settings, listing, left, progress)
     report = Report(settings, listing, progress)
     workers = settings.processes
+    count = sum(len(x.pictures) - progress.splits[s].cursor for s, x in listing.splits.items())
     longest = max(len(listed.pictures) for listed in listing.splits.values())
     # A file being written, one being assembled, and two tasks for each process; more would only be
     # more memory, which costs when it is first touched.
     slots = min(longest, 2 * settings.batch_size + 2 * workers * CHUNK)
     with (
         report.shown(),
-        DecodePool(workers, slots, settings.image_size, settings.resize, settings.pad) as pool,
+        DecodePool(
+            workers, slots, settings.image_size, settings.resize, settings.pad, count
+        ) as pool,
         BatchWriter(root, settings.layout, progress) as writer,
     ):
         for split in SPLITS:

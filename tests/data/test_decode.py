@@ -2,13 +2,16 @@
 
 import io
 import math
-from typing import Any
+import random
+from typing import Any, get_args
 
 import numpy as np
 import pytest
 from PIL import Image
 
+from tandem.data import decode
 from tandem.data.decode import BadPictureError, decode_picture
+from tandem.data.manifest import Resize
 
 SIZE = 8
 
@@ -184,3 +187,92 @@ def test_a_bad_picture_has_a_reason_in_one_line(kind: str) -> None:
     assert reason.strip() == reason != ""
     assert reason.isprintable()
     assert "0x" not in reason
+
+
+def outcome(content: bytes, resize: Resize = "squash") -> bytes | str:
+    try:
+        return decode_picture(content, 32, resize).tobytes()
+    except BadPictureError as reason:
+        return str(reason)
+
+
+# Of Pillow, the first component's factors, and those of 4:4:0 and 4:1:1, which Pillow cannot write.
+SAMPLINGS = (
+    ("4:4:4", b"\x11", b"\x11"),
+    ("4:2:2", b"\x21", b"\x12"),
+    ("4:2:0", b"\x22", b"\x41"),
+)
+
+
+def jpegs() -> dict[str, bytes]:
+    """JPEGs of every kind that Pillow writes, whole, damaged and with more than a picture."""
+    found = {}
+    for rows, columns in ((1, 1), (7, 3), (64, 64), (61, 97), (375, 500)):
+        ramp = np.add.outer(np.arange(rows), 2 * np.arange(columns))[..., None] * (1, 2, 3) % 256
+        image = Image.fromarray(((ramp + noise(rows, columns, 3) // 4) % 256).astype(np.uint8))
+        size = f"{columns} x {rows}"
+        for progressive in (False, True):
+            for sampling, factors, others in SAMPLINGS:
+                content = file_of(image, "JPEG", subsampling=sampling, progressive=progressive)
+                found[f"usual {size} {sampling} {progressive}"] = content
+                # As many blocks in another order, at 64 x 64 pixels.
+                other = content.replace(b"\x01" + factors + b"\0\x02", b"\x01" + others + b"\0\x02")
+                found[f"usual {size} {others.hex()} {progressive}"] = other
+        found[f"usual {size} grey"] = file_of(image.convert("L"), "JPEG", quality=30)
+        found[f"usual {size} restarts"] = file_of(image, "JPEG", restart_marker_blocks=1)
+        found[f"usual {size} comment"] = file_of(image, "JPEG", comment=b"some", dpi=(72, 72))
+        found[f"usual {size} RGB"] = file_of(image, "JPEG", keep_rgb=True, quality=100)
+        found[f"{size} CMYK"] = file_of(image.convert("CMYK"), "JPEG")
+        found[f"{size} profile"] = file_of(image, "JPEG", icc_profile=bytes(70_000))
+        exif = Image.Exif()
+        exif[0x0112] = 6
+        found[f"{size} EXIF"] = file_of(image, "JPEG", exif=exif)
+        found[f"{size} two"] = file_of(image, "MPO", save_all=True, append_images=[image])
+        for progressive in (False, True):
+            whole = file_of(image, "JPEG", progressive=progressive)
+            frame = whole.index(b"\xff\xc2" if progressive else b"\xff\xc0")
+            name = f"{size} {progressive}"
+            found[f"usual {name} more"] = whole + b"more" + whole
+            found[f"{name} fill"] = whole[:2] + b"\xff\xff" + whole[2:]
+            found[f"{name} before"] = b"before" + whole
+            found[f"{name} 12 bits"] = whole[: frame + 4] + b"\x0c" + whole[frame + 5 :]
+            arithmetic = bytes([whole[frame + 1] + 8 + 1 - progressive])  # SOF9 or SOF10
+            found[f"{name} arithmetic"] = whole[: frame + 1] + arithmetic + whole[frame + 2 :]
+            if progressive:
+                found[f"{name} many scans"] = whole + b"\xff\xda" * 65
+            for end in (-2, -1, -40, len(whole) // 2, frame + 6, frame + 12):
+                found[f"{name} until {end}"] = whole[:end]
+    return found
+
+
+def damaged(content: bytes, generator: random.Random) -> bytes:
+    """Return it with some octets changed, most of them in the header."""
+    octets = bytearray(content)
+    for _ in range(generator.choice((1, 2, 5))):
+        end = generator.choice((len(octets), min(len(octets), 700)))
+        octets[generator.randrange(end)] = generator.choice((0, 0xFF, generator.randrange(256)))
+    return bytes(octets)
+
+
+def test_simplejpeg_decodes_as_pillow_does(monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("simplejpeg", reason="simplejpeg is not installed")
+    plain, decoded = decode._simplejpeg(), []
+    assert plain is not None
+    kinds, generator = jpegs(), random.Random(0)
+    small = [content for content in kinds.values() if len(content) < 8000]
+    kinds |= {f"damaged {i}": damaged(generator.choice(small), generator) for i in range(400)}
+
+    def spy(content: bytes) -> np.ndarray:
+        picture = plain(content)
+        decoded.append(kind)
+        return picture
+
+    for kind, content in kinds.items():
+        for resize in get_args(Resize):
+            monkeypatch.setattr(decode, "_simplejpeg", lambda: None)
+            expected = outcome(content, resize)
+            monkeypatch.setattr(decode, "_simplejpeg", lambda: spy)
+            assert outcome(content, resize) == expected, kind
+    undamaged = {kind for kind in decoded if not kind.startswith("damaged")}
+    assert not {kind for kind in undamaged if not kind.startswith("usual")}
+    assert undamaged >= {kind for kind in kinds if kind.startswith("usual 64 x 64")}

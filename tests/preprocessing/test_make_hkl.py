@@ -18,7 +18,8 @@ from tandem import __version__
 from tandem.data.dataset import locate_split
 from tandem.data.decode import MOST_PICTURE_BYTES
 from tandem.data.manifest import Manifest, read_manifest
-from tandem.preprocessing import batches, report
+from tandem.data.resample import Resampler
+from tandem.preprocessing import batches, pool, report
 from tandem.preprocessing.pool import DecodePool, Task
 from tandem.preprocessing.prepare import mean_of
 from tests.support.picture_files import (
@@ -196,6 +197,23 @@ def test_a_split_without_a_good_picture_is_an_error(
     shutil.rmtree(pictures.root / "val")
     pictures.write("val", {"n03": 2})
     assert make_hkl.main(pictures.options(out)) == 0
+
+
+@pytest.mark.parametrize("workers", ["1", "2"])
+def test_loops_that_resize_many_pictures_change_no_bit(
+    pictures: Pictures, out: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, workers: str
+) -> None:
+    options, plain, sizes = ("--image-size", "40", "--workers", workers), tmp_path / "plain", []
+    assert make_hkl.main(pictures.options(plain, *options)) == 0
+    resized = Resampler._resize
+    monkeypatch.setattr(
+        Resampler, "_resize", lambda *some: (sizes.append(some[2]), resized(*some))[1]
+    )
+    monkeypatch.setattr(pool, "_MANY", 1)
+    assert make_hkl.main(pictures.options(out, *options)) == 0
+    if workers == "1":
+        assert set(sizes) == {40}
+    assert contents(out) == contents(plain)
 
 
 def test_a_refused_run_does_not_bind_the_corrected_one(
