@@ -107,7 +107,7 @@ def test_how_a_run_ended_is_raised(
     message: str,
     note: bool,
 ) -> None:
-    monkeypatch.setattr(api, "execute_training", lambda *_: outcome)
+    monkeypatch.setattr(api, "execute_training", lambda *_, **__: outcome)
     monkeypatch.setattr(api, "execute_validation", lambda *_: (outcome, None))
     for call in (lambda: tandem.train(config), lambda: tandem.validate("w", config)):
         with pytest.raises(error, match=message) as caught:
@@ -120,7 +120,7 @@ def checked(monkeypatch: pytest.MonkeyPatch, *arguments: Any, **overrides: Any) 
     """The settings with which a run would start."""
     seen: list[Config] = []
 
-    def execute(config: Config, *_: Any) -> Outcome:
+    def execute(config: Config, *_: Any, **__: Any) -> Outcome:
         seen.append(config)
         return Outcome(1, DEATH)
 
