@@ -32,7 +32,7 @@ from tandem.preprocessing.sources import choose
 from tandem.preprocessing.sources.parquet import COPIES_NAME
 
 PROGRAMS = Path(__file__).parents[1] / "preprocessing"
-TARGET = 0.95
+TARGET = 1.15
 ARCHIVES_TARGET = 0.9  # of the speed from folders
 CHUNK = 16  # pictures per task of a process
 SHARD = 1000  # pictures in an archive or a parquet file
