@@ -178,7 +178,7 @@ def weighted(given: Given, class_weight: Mapping[int, float] | None) -> Given:
         raise InputError(f"class_weight: found it with {found}, expected a single target alone")
     y = targets[0]
     labels = y.argmax(axis=-1) if y.ndim > 1 and y.shape[-1] > 1 else y.reshape(len(y), -1)[:, 0]
-    table = {int(key): float(weight) for key, weight in class_weight.items()}
+    table = _by_class(class_weight)
     classes, places = np.unique(labels, return_inverse=True)
     weights = np.array([table.get(int(label), 1.0) for label in classes], np.float32)
     return replace(given, weights=weights[places])
@@ -186,7 +186,12 @@ def weighted(given: Given, class_weight: Mapping[int, float] | None) -> Given:
 
 def class_table(class_weight: Mapping[int, float], classes: int) -> tuple[float, ...]:
     """The weight of each class, 1 where none is given."""
-    return tuple(float(class_weight.get(number, 1.0)) for number in range(classes))
+    table = _by_class(class_weight)
+    return tuple(table.get(number, 1.0) for number in range(classes))
+
+
+def _by_class(class_weight: Mapping[int, float]) -> dict[int, float]:
+    return {int(key): float(weight) for key, weight in class_weight.items()}
 
 
 def divided(given: Given, fraction: float) -> tuple[Given, Given]:

@@ -169,7 +169,9 @@ class Fit:
     def _check_batches(self, plan: "Plan") -> None:
         """Refuse steps that are not whole, and what each batch of them counts by itself."""
         place, steps = "gradient_accumulation_steps", self.arguments.steps_per_epoch
-        rows = plan.data.count if steps is None else steps * plan.batch // self.batches
+        rows = plan.data.count
+        if steps is not None:
+            rows = min(rows, steps * plan.batch // self.batches)
         if rows % plan.batch:
             raise InputError(f"{place}: found {rows} rows, expected a multiple of {plan.batch}")
         layers = self.model._flatten_layers()

@@ -260,6 +260,8 @@ def _load_weights(
         values = drawn.result() if drawn else checked_initial_values(network, spec.config.seed)
         for name, value in values:
             model.load({name: value})
+        if drawn:
+            drawn.result().clear()  # the last copy of all weights
     if spec.weights is not None:
         skipped = spec.config.init_weights_skip
         check_layers("init_weights_skip", skipped, shapes)

@@ -12,6 +12,7 @@ from tandem.keras.arrays import (
     Given,
     Layout,
     checked_rows,
+    class_table,
     divided,
     gathered,
     in_order,
@@ -82,6 +83,7 @@ def test_class_weights_become_those_of_rows() -> None:
         assert found.weights.tolist() == [2.0, 1.0, 0.5] * 2
     with pytest.raises(InputError, match="found it with sample_weight"):
         weighted(Given(X, Y, Y), {0: 2.0})
+    assert class_table({"0": 2, 2: 0.5}, 3) == (2.0, 1.0, 0.5)  # keys may come from JSON
 
 
 @pytest.mark.parametrize(

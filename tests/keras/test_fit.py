@@ -73,7 +73,7 @@ def test_arguments_of_fit_are_checked_first(arguments: Any, message: str) -> Non
 def test_steps_of_several_batches_are_whole() -> None:
     found = tandem.keras.distribute(model(), devices=["cpu"])
     found.compile(keras.optimizers.SGD(gradient_accumulation_steps=2), "mse")
-    for batch, steps, rows in ((3, None, 8), (4, 1, 4)):
+    for batch, steps, rows in ((3, None, 8), (4, 1, 4), (3, 4, 8)):
         message = f"accumulation_steps: found {rows} rows, expected a multiple of {2 * batch}"
         with pytest.raises(InputError, match=message):
             found.fit(X, Y, batch, steps_per_epoch=steps)

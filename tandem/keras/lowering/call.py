@@ -320,6 +320,7 @@ class Call:
         self,
         name: str,
         shape: Sequence[int | None],
+        *,
         keep: float = 0.0,
         trainable: bool = True,
         layer: str = "",

@@ -185,7 +185,10 @@ def norm(layer: Call, x: TensorVariable) -> TensorVariable:
         return abs(x).sum(**where)
     if order not in (None, "fro") and (order != 2 or len(axes) > 1):
         raise layer.fault(f"ord {shown(order)}", "null, or 1 or 2 of one axis")
-    return pt.sqrt(pt.sqr(x).sum(**where))
+    squares = pt.sqr(x).sum(**where)
+    is_zero = pt.eq(squares, 0)  # there the gradient is 0, as PyTorch has it
+    zero, one = number(0, x), number(1, x)
+    return pt.switch(is_zero, zero, pt.sqrt(pt.switch(is_zero, one, squares)))
 
 
 @lowers("ops.Cumsum", "ops.Cumprod")
@@ -393,13 +396,14 @@ def triangle(layer: Call, x: TensorVariable) -> TensorVariable:
     if type(diagonal) is not int or ndim < 3:
         raise layer.fault(f"k {shown(diagonal)} and {ndim} axes", "a whole number, and matrices")
     function = np.tril if layer.kind == "ops.Tril" else np.triu
-    return x * function(np.ones(lengths(x)[-2:], x.dtype), diagonal)
+    kept = function(np.ones(lengths(x)[-2:], bool), diagonal)
+    return cast(TensorVariable, pt.switch(kept, x, pt.zeros_like(x)))
 
 
 @lowers("ops.FullLike")
 def full_like(layer: Call, x: TensorVariable, fill_value: Any) -> TensorVariable:
-    layer.value("dtype")
-    return pt.zeros_like(x) + _operand(layer, fill_value, x)
+    filled = pt.zeros_like(x) + _operand(layer, fill_value, x)
+    return cast_(layer, filled) if layer.value("dtype") else filled.astype(x.dtype)
 
 
 @lowers("ops.Where")
