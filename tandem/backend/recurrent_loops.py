@@ -141,13 +141,6 @@ def _views(*states: Tensor) -> list[list[np.ndarray]]:
 
 
 def lstm_steps(z: Tensor, weight: Tensor, h: Tensor, c: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Compute `LSTMSteps`."""
-    return lstm_steps_over(z.clone(memory_format=torch.contiguous_format), weight, h, c)
-
-
-def lstm_steps_over(
-    z: Tensor, weight: Tensor, h: Tensor, c: Tensor
-) -> tuple[Tensor, Tensor, Tensor]:
     """Compute `LSTMSteps`, and write over `z` if it is contiguous."""
     gates = z.contiguous()
     all_h, all_c = (z.new_empty((*z.shape[:2], len(weight))) for _ in range(2))
@@ -177,13 +170,6 @@ def lstm_steps_grad(
 
 
 def gru_steps(z: Tensor, weight: Tensor, bias: Tensor, h: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Compute `GRUSteps`."""
-    return gru_steps_over(z.clone(memory_format=torch.contiguous_format), weight, bias, h)
-
-
-def gru_steps_over(
-    z: Tensor, weight: Tensor, bias: Tensor, h: Tensor
-) -> tuple[Tensor, Tensor, Tensor]:
     """Compute `GRUSteps`, and write over `z` if it is contiguous."""
     gates = z.contiguous()
     all_h, inner = (z.new_empty((*z.shape[:2], len(weight))) for _ in range(2))

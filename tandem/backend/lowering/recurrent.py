@@ -9,7 +9,7 @@ import torch
 from pytensor.graph.basic import Apply
 from pytensor.graph.op import Op
 
-from tandem.backend.lowering.registry import Lowering, computed, lower
+from tandem.backend.lowering.registry import Lowering, computed, lower, on_a_copy
 from tandem.ops.ctc import CTC
 from tandem.ops.recurrent import GRUSteps, GRUStepsGrad, LSTMSteps, LSTMStepsGrad
 
@@ -132,8 +132,10 @@ def lower_steps(op: Op, node: Apply, device: torch.device, compiled: bool) -> Lo
         return computed(call)
     from tandem.backend import recurrent_loops  # imports numba
 
-    over = getattr(recurrent_loops, f"{call.__name__}_over", None)
-    return computed(getattr(recurrent_loops, call.__name__), reuse={0: over} if over else {})
+    loop = getattr(recurrent_loops, call.__name__)
+    if isinstance(op, LSTMSteps | GRUSteps):
+        return computed(on_a_copy(loop), reuse={0: loop})
+    return computed(loop)
 
 
 @lower.register(CTC)

@@ -67,6 +67,11 @@ computed = partial(Lowering, computes=True, certain=True)
 """A `Lowering` of an Op that computes new numbers, in a way that cannot fail."""
 
 
+def on_a_copy(write: Callable[..., Any]) -> Callable[..., Any]:
+    """Return a call that leaves its first input as it is, of one that writes over it."""
+    return lambda x, *rest: write(x.clone(memory_format=torch.contiguous_format), *rest)
+
+
 @singledispatch
 def lower(op: Op, node: Apply, device: torch.device, compiled: bool) -> Lowering:
     """Return the PyTorch call that computes `node`.

@@ -1,6 +1,5 @@
 """Elements repeated, chosen, permuted, searched for, and written to diagonals."""
 
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -16,7 +15,7 @@ from pytensor.tensor.extra_ops import (
 )
 from pytensor.tensor.type import TensorType
 
-from tandem.backend.lowering.registry import TORCH_DTYPES, Lowering, lower, unsupported
+from tandem.backend.lowering.registry import TORCH_DTYPES, Lowering, lower, on_a_copy, unsupported
 
 Tensor = torch.Tensor
 
@@ -141,7 +140,7 @@ def lower_fill_diagonal(
         _diagonal(x).copy_(value)
         return x
 
-    return Lowering(_on_a_copy(fill), reuse={0: fill})
+    return Lowering(on_a_copy(fill), reuse={0: fill})
 
 
 @lower.register(FillDiagonalOffset)
@@ -152,11 +151,7 @@ def lower_fill_diagonal_offset(
         torch.diagonal(x, offset).copy_(value)
         return x
 
-    return Lowering(_on_a_copy(fill), host=frozenset((2,)), reuse={0: fill})
-
-
-def _on_a_copy(write: Callable[..., Tensor]) -> Callable[..., Tensor]:
-    return lambda x, *rest: write(x.clone(memory_format=torch.contiguous_format), *rest)
+    return Lowering(on_a_copy(fill), host=frozenset((2,)), reuse={0: fill})
 
 
 @lower.register(Choose)
