@@ -19,7 +19,14 @@ import torch
 from pytensor.graph.basic import Apply, Constant, Variable
 from pytensor.graph.fg import FunctionGraph
 
-from tandem.backend.lowering.registry import Lowering, is_host_type, is_tensor, torch_dtype
+from tandem.backend.lowering.registry import (
+    Lowering,
+    Storage,
+    Thunk,
+    is_host_type,
+    is_tensor,
+    torch_dtype,
+)
 from tandem.backend.schedule import Cut, Schedule, Target
 from tandem.backend.segments import Segment, SegmentedRun, SegmentWriter, returning
 
@@ -43,8 +50,8 @@ class Program:
     inner: Mapping[str, Mapping[int, Apply]]  # of programs inside, by file, that errors are to name
     file: str  # name of the source in tracebacks
     as_vectors: frozenset[int]  # inputs without axes that `run` takes as vectors of one element
-    # A variant of `run` from all arrays to all outputs, which may give None.
-    of_arrays: Callable[[Sequence[Any]], Sequence[Any] | None] | None = None
+    # Makes the thunk of arrays, from the storages of the inputs and the thunk for all else.
+    thunk_of_arrays: Callable[[Storage, Thunk], Thunk] | None = None
 
     def failed_node(self, traceback: TracebackType | None) -> Apply | None:
         """Find the node whose computation raised an exception, if it was one."""
@@ -76,31 +83,24 @@ def build_program(
     # Arrays of the host, which nothing observes, need no tensors round them.
     if buffers or inside or target.results != "host" or target.observe is not None:
         return program
-    return replace(program, of_arrays=_of_arrays(fgraph, schedule))
+    return replace(program, thunk_of_arrays=_thunk_of_arrays(fgraph, schedule))
 
 
-def _of_arrays(
+def _thunk_of_arrays(
     fgraph: FunctionGraph, schedule: Schedule
-) -> Callable[[Sequence[Any]], Sequence[Any] | None] | None:
-    """Return the variant of a graph's only node that takes arrays, if it has one."""
+) -> Callable[[Storage, Thunk], Thunk] | None:
+    """Return what makes the thunk of a graph's only node without tensors, if that can be made."""
     if len(schedule.order) != 1:
         return None
     (node,) = schedule.order
-    call = schedule.lowerings[node].of_arrays
-    if call is None or not {*fgraph.outputs} <= {*node.outputs}:
+    make = schedule.lowerings[node].thunk_of_arrays
+    if make is None or not {*fgraph.outputs} <= {*node.outputs}:
         return None
-    if fgraph.inputs == node.inputs and fgraph.outputs == node.outputs:
-        return call
     given = [fgraph.inputs.index(variable) for variable in node.inputs]
     taken = [node.outputs.index(variable) for variable in fgraph.outputs]
     if len({*taken}) < len(taken):
         return None
-
-    def reordered(values: Sequence[Any]) -> Sequence[Any] | None:
-        results = call([values[index] for index in given])
-        return None if results is None else [results[index] for index in taken]
-
-    return reordered
+    return lambda cells, otherwise: make([cells[index] for index in given], taken, otherwise)
 
 
 class _Writer:

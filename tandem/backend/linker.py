@@ -217,15 +217,9 @@ def _make_thunk(
             slot[0] = None
         return outputs
 
-    of_arrays = program.of_arrays
-    if of_arrays is None:
+    if program.thunk_of_arrays is None:
         return thunk
-
-    def thunk_of_arrays() -> list[Any]:
-        values = of_arrays([cell[0] for cell in cells])
-        return thunk() if values is None else [*values]
-
-    return thunk_of_arrays
+    return program.thunk_of_arrays(cells, thunk)
 
 
 def _steps(

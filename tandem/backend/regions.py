@@ -9,7 +9,7 @@ import logging
 import math
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, Protocol, cast
 
 import numpy as np
 import pytensor
@@ -34,7 +34,7 @@ from pytensor.tensor.shape import Shape, Shape_i
 from pytensor.tensor.type import DenseTensorType
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from tandem.backend.lowering.registry import Lowering, lower
+from tandem.backend.lowering.registry import Lowering, Storage, Thunk, lower
 from tandem.backend.runtime import limit_openblas
 from tandem.backend.shared import tensor_over
 from tandem.ops.region import Region
@@ -58,6 +58,15 @@ _PER_ELEMENT = 64  # multiplications and additions of a product that take the ti
 _PRODUCTS = {"mm", "bmm", "addmm", "addmv", "mv", "dot", "baddbmm"}
 
 Key = tuple[Any, ...]
+
+
+class Function(Protocol):
+    """A function compiled by Numba, one code for each dtype and layout of its arguments."""
+
+    def __call__(self, *values: Any) -> Any: ...
+
+    def disable_compile(self) -> None:
+        """Take only arguments for which there is code already."""
 
 
 class SmallRegions(GraphRewriter):
@@ -203,49 +212,40 @@ class _Call:
         self._kinds = [
             None if isinstance(v.type, ScalarType) else np.dtype(v.type.dtype) for v in graph.inputs
         ]
+        self._is_all_arrays = all(kind is not None for kind in self._kinds)
         lengths = _lengths(graph)
         self._lengths = lengths or []
-        self._decided: OrderedDict[Key, bool] = OrderedDict()
-        self._compiled: Callable[..., Any] | None = None
+        # By shapes, and by values of lengths: Numba's code, or None where kernels compute.
+        self._chosen: OrderedDict[Key, Function | None] = OrderedDict()
+        self._compiled: Function | None = None
         self._is_refused = lengths is None
 
     def __call__(self, step: Callable[..., Any], *inputs: Any) -> Any:
-        if self._is_refused or not self._is_small(step, inputs):
-            results = step(*inputs)
-        else:
-            results = self._by_numba(step, inputs)
+        compiled = None if self._is_refused else self._choose(step, inputs)
+        results = step(*inputs) if compiled is None else self._by_numba(compiled, step, inputs)
         return results[0] if len(results) == 1 else tuple(results)
 
-    def of_arrays(self, values: Sequence[Any]) -> Sequence[Any] | None:
-        """Return the results of arrays by Numba's code; None where the kernels have to be asked."""
-        if self._compiled is None:
-            return None
-        key: Key = tuple([v.shape for v in values if type(v) is np.ndarray])
-        if self._lengths:
-            key = (key, *[convert(values[index]) for index, convert in self._lengths])
-        if not self._decided.get(key):
-            return None
-        for value, kind in zip(values, self._kinds, strict=True):
-            # Numba has code for such arrays: it compiles one for each dtype and layout.
-            if kind is not None and not (
-                type(value) is np.ndarray and value.dtype == kind and value.flags.carray
-            ):
-                return None
-        try:
-            return self._compiled(*values)
-        except Exception:
-            return None
+    def _choose(self, step: Callable[..., Any], inputs: tuple[Any, ...]) -> Function | None:
+        shapes = [x.shape for x in inputs if isinstance(x, torch.Tensor)]
+        key: Key = (*shapes, *[convert(inputs[index]) for index, convert in self._lengths])
+        if key not in self._chosen:
+            if len(self._chosen) == _KEPT:
+                self._chosen.popitem(last=False)
+            self._chosen[key] = self._function() if self._has_little_work(step, inputs) else None
+        return self._chosen[key]
 
-    def _is_small(self, step: Callable[..., Any], inputs: tuple[Any, ...]) -> bool:
-        key: Key = tuple([x.shape for x in inputs if isinstance(x, torch.Tensor)])
-        if self._lengths:
-            key = (key, *[convert(inputs[index]) for index, convert in self._lengths])
-        found = self._decided.get(key)
-        if found is None:
-            if len(self._decided) == _KEPT:
-                self._decided.popitem(last=False)
-            found = self._decided[key] = self._has_little_work(step, inputs)
-        return found
+    def _function(self) -> Function | None:
+        if self._compiled is None:
+            try:
+                self._compiled = _compile(self._graph)
+            except Exception as error:
+                self._refuse(error)
+        return self._compiled
+
+    def _refuse(self, error: Exception) -> None:
+        log.debug("Numba can't compile %s: %s", self._graph, error)
+        self._is_refused = True
+        self._chosen.clear()
 
     def _has_little_work(self, step: Callable[..., Any], inputs: tuple[Any, ...]) -> bool:
         """Count the work for inputs of the same shapes.
@@ -270,7 +270,9 @@ class _Call:
             return False
         return work.is_small
 
-    def _by_numba(self, step: Callable[..., Any], inputs: tuple[Any, ...]) -> Any:
+    def _by_numba(
+        self, compiled: Function, step: Callable[..., Any], inputs: tuple[Any, ...]
+    ) -> Any:
         given = [
             x if kind is None else x.contiguous().numpy()
             for x, kind in zip(inputs, self._kinds, strict=True)
@@ -278,17 +280,51 @@ class _Call:
         if any(x.dtype != k for x, k in zip(given, self._kinds, strict=True) if k is not None):
             return step(*inputs)
         try:
-            if self._compiled is None:
-                self._compiled = _compile(self._graph)
-            results = self._compiled(*given)
+            results = compiled(*given)
         except Exception as error:
             # Whatever the user's arrays led to, the kernels report with the node.
             results = step(*inputs)
-            if self._compiled is None or type(error).__module__.startswith("numba"):
-                log.debug("Numba can't compile %s: %s", self._graph, error)
-                self._is_refused, self._compiled = True, None
+            if type(error).__module__.startswith("numba"):
+                self._refuse(error)
             return results
+        if self._is_all_arrays:
+            compiled.disable_compile()  # from now on it raises TypeError for other arrays
         return [tensor_over(np.asarray(value)) for value in results]
+
+    def thunk_of_arrays(self, given: Storage, taken: Sequence[int], otherwise: Thunk) -> Thunk:
+        """Make the thunk of a graph that is this region alone, without tensors round its arrays.
+
+        Parameters
+        ----------
+        given
+            The storage of each input.
+        taken
+            For each output of the graph, the index of the region's output.
+        otherwise
+            Computes what Numba's code does not, or not for these arrays.
+        """
+        if not self._is_all_arrays:  # Numba's code converts numbers
+            return otherwise
+        # As source, since a loop over two arrays takes as long as adding them.
+        names = [f"x{index}" for index in range(len(given))]
+        key = [f"{name}.shape" for name in names]
+        key += [f"{kind.__name__}(x{index})" for index, kind in self._lengths]
+        source = [
+            "def thunk():",
+            "    try:",
+            *(f"        {name} = cell_{name}[0]" for name in names),
+            f"        results = chosen[{''.join(f'{part}, ' for part in key) or '()'}]"
+            f"({', '.join(names)})",
+            "    except Exception:",
+            "        results = None",
+            "    if results is None:",
+            "        return otherwise()",
+            f"    return [{', '.join(f'results[{index}]' for index in taken)}]",
+        ]
+        cells = {f"cell_{name}": cell for name, cell in zip(names, given, strict=True)}
+        scope: dict[str, Any] = {"chosen": self._chosen, "otherwise": otherwise, **cells}
+        exec("\n".join(source), scope)
+        return cast(Thunk, scope["thunk"])
 
 
 def _lengths(graph: FunctionGraph) -> list[tuple[int, type]] | None:
@@ -326,7 +362,7 @@ def _sample(x: Any, random: torch.Generator) -> Any:
     return values
 
 
-def _compile(graph: FunctionGraph) -> Callable[..., Any]:
+def _compile(graph: FunctionGraph) -> Function:
     """Compile a graph, or load it from PyTensor's cache on disk, without inexact mathematics."""
     import scipy.linalg  # noqa: F401 (loads its OpenBLAS)
 
@@ -337,7 +373,7 @@ def _compile(graph: FunctionGraph) -> Callable[..., Any]:
         function = pytensor.function(
             copy.inputs, copy.outputs, mode="NUMBA", trust_input=True, on_unused_input="ignore"
         )
-    return function.vm.jit_fn
+    return cast(Function, function.vm.jit_fn)
 
 
 def _keep_nan(graph: Any) -> None:
@@ -371,5 +407,5 @@ def lower_region(op: Region, node: Apply, device: torch.device, compiled: bool) 
         graphs=(op.fgraph.clone(),),
         opaque=True,
         named=True,
-        of_arrays=call.of_arrays,
+        thunk_of_arrays=call.thunk_of_arrays,
     )

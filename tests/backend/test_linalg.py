@@ -273,3 +273,21 @@ def test_complex_eigenvectors_that_are_declared_as_real_stay_complex(mode: Any, 
     assert vectors.dtype == np.complex128
     right = b @ vectors if pair else vectors
     np.testing.assert_allclose(a @ vectors, right * values, atol=1e-12)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+@pytest.mark.parametrize("of_x", ["whole", "transposed"])
+@pytest.mark.parametrize("columns", [1, 2, 10, 12, 13])
+def test_a_product_of_few_columns_is_that_of_the_transposes(
+    columns: int, of_x: str, dtype: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(linalg, "_is_slow_for_few_columns", lambda: True)
+    a, b = strided(70, 300, of_x).astype(dtype), strided(300, columns, "whole").astype(dtype)
+    x, y = (pt.tensor(dtype=dtype, shape=v.shape) for v in (a, b))
+    got = pytensor.function([x, y], x @ y, mode=device_mode())(a, b)
+    exact = a.astype("float64") @ b.astype("float64")
+    np.testing.assert_allclose(got, exact, 1e-4, 1e-3)
+    assert got.T.flags.c_contiguous == (columns != 13)
+    resident = device_shared(np.zeros((70, columns), dtype), "resident")
+    pytensor.function([x, y], updates=[(resident, x @ y)], mode=device_mode())(a, b)
+    np.testing.assert_array_equal(resident.get_value(), got)

@@ -40,17 +40,25 @@ def computed(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Any, ...]]:
     """Records what Numba's code is called for, which is replaced by the Ops' own `perform`."""
     calls: list[tuple[Any, ...]] = []
 
-    def compile_graph(graph: Any) -> Any:
-        copy = graph.clone()
-        function = pytensor.function(copy.inputs, copy.outputs, mode=Mode("py", None))
+    class Compiled:
+        def __init__(self, graph: Any) -> None:
+            copy = graph.clone()
+            self._call = pytensor.function(copy.inputs, copy.outputs, mode=Mode("py", None))
+            self._kinds: set[Any] = set()
+            self._is_closed = False
 
-        def compiled(*values: Any) -> Any:
+        def disable_compile(self) -> None:
+            self._is_closed = True
+
+        def __call__(self, *values: Any) -> Any:
+            kinds = tuple((value.dtype.str, value.flags.carray) for value in values)
+            if self._is_closed and kinds not in self._kinds:
+                raise TypeError("no matching definition")
+            self._kinds.add(kinds)
             calls.append(values)
-            return function(*values)
+            return self._call(*values)
 
-        return compiled
-
-    monkeypatch.setattr("tandem.backend.regions._compile", compile_graph)
+    monkeypatch.setattr("tandem.backend.regions._compile", Compiled)
     return calls
 
 

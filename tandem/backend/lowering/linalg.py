@@ -1,7 +1,8 @@
 """Matrix products.
 
-On a CPU PyTorch multiplies matrices by MKL, which leaves AVX-512 unused on AMD's processors. Large
-products of float32 go by oneDNN, through an operator that PyTorch's compiler uses.
+On a CPU PyTorch multiplies matrices by MKL. On AMD's processors it leaves AVX-512 unused, so large
+products of float32 go by oneDNN, through an operator that PyTorch's compiler uses; and it is slow
+where a result has few columns, as that of a layer of ten classes, whose transpose is computed then.
 """
 
 from collections.abc import Callable
@@ -20,10 +21,13 @@ from tandem.backend.lowering.registry import (
     torch_dtype,
     unsupported,
 )
+from tandem.processor import describe_processor
 
 Tensor = torch.Tensor
 
 _LEAST_PRODUCTS = 1 << 22  # multiplications; below, oneDNN's overhead outweighs its gain
+_FEW_COLUMNS = range(2, 13)
+_LEAST_ROWS, _LEAST_NARROW_PRODUCTS = 64, 1 << 14
 
 
 @lower.register(Dot)
@@ -43,19 +47,48 @@ def product(node: Apply, device: torch.device, compiled: bool) -> Lowering:
         kernel = torch.matmul
     if any(torch_dtype(x) != dtype for x in node.inputs):
         return lowering(lambda x, y: kernel(x.to(dtype), y.to(dtype)))
-    onednn = _onednn() if device.type == "cpu" and not compiled else None
-    if kernel is not torch.mm or dtype != torch.float32 or onednn is None:
+    on_cpu = device.type == "cpu" and not compiled
+    if kernel is torch.mm and on_cpu and _is_slow_for_few_columns():
+        kernel = _by_mkl
+    onednn = _onednn() if on_cpu else None
+    if kernel not in (torch.mm, _by_mkl) or dtype != torch.float32 or onednn is None:
         return lowering(kernel, into=lambda out, x, y: kernel(x, y, out=out))
 
     def large_by_onednn(x: Tensor, y: Tensor) -> Tensor:
         # Operands may be bfloat16, for which PyTorch has kernels of its own.
         large = len(x) > 1 and len(x) * y.numel() >= _LEAST_PRODUCTS
-        if not large or x.dtype != torch.float32:
-            return torch.mm(x, y)
+        # A transposed one would be copied.
+        narrow = kernel is _by_mkl and y.shape[1] in _FEW_COLUMNS and not x.is_contiguous()
+        if not large or narrow or x.dtype != torch.float32:
+            return kernel(x, y)
         return onednn(x, y)
 
     # oneDNN can't write to `out`, and the copy would cost what it gains.
-    return lowering(large_by_onednn, into=lambda out, x, y: torch.mm(x, y, out=out))
+    return lowering(large_by_onednn, into=lambda out, x, y: kernel(x, y, out=out))
+
+
+@cache
+def _is_slow_for_few_columns() -> bool:
+    """Return whether MKL takes two to twenty times as long for a result as for its transpose."""
+    return "AMD" in describe_processor().split()
+
+
+def _is_narrow(x: Tensor, y: Tensor) -> bool:
+    rows, columns = len(x), y.shape[1]
+    return (
+        columns in _FEW_COLUMNS
+        and rows >= _LEAST_ROWS
+        and x.dtype in (torch.float32, torch.float64)
+        and rows * y.numel() >= _LEAST_NARROW_PRODUCTS
+    )
+
+
+def _by_mkl(x: Tensor, y: Tensor, out: Tensor | None = None) -> Tensor:
+    """Multiply as `torch.mm`; a result of few columns has the strides of a transposed matrix."""
+    if not _is_narrow(x, y):
+        return torch.mm(x, y) if out is None else torch.mm(x, y, out=out)
+    product = torch.mm(y.t(), x.t()).t()
+    return product if out is None else out.copy_(product)
 
 
 @cache

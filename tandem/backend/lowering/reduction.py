@@ -25,6 +25,7 @@ Tensor = torch.Tensor
 
 # Up to this many elements, a float32 sum is accumulated in float64.
 _SMALL_SUM = 1 << 16
+_SHORT_ROW, _MANY_ROWS = 12, 64  # elements of a row within which PyTorch's softmax has no vectors
 
 _UNSIGNED = {torch.uint16: torch.int64, torch.uint32: torch.int64, torch.uint64: torch.int64}
 
@@ -166,6 +167,9 @@ def lower_softmax(
     ndim = node.inputs[0].type.ndim
     dtype = torch_dtype(node.outputs[0])
     axes = tuple(range(ndim)) if op.axis is None else tuple(op.axis)
+    on_cpu = device.type == "cpu" and not compiled
+    if len(axes) == 1 and on_cpu and ndim == 2 and axes[0] in (1, -1):
+        return Lowering(lambda x: _over_rows(kernel, x.to(dtype)), certain=True)
     if len(axes) == 1:
         return Lowering(lambda x: kernel(x.to(dtype), axes[0]), certain=True)
     kept = [axis for axis in range(ndim) if axis not in axes]
@@ -178,6 +182,13 @@ def lower_softmax(
         return flat.reshape(moved.shape).permute(back)
 
     return Lowering(over_several_axes, certain=True)
+
+
+def _over_rows(kernel: Callable[..., Tensor], x: Tensor) -> Tensor:
+    """Compute a softmax of each row; of short ones in many rows at a time, which is vectorised."""
+    if x.shape[1] > _SHORT_ROW or len(x) < _MANY_ROWS:
+        return kernel(x, 1)
+    return kernel(x.t().contiguous(), 0).t()
 
 
 @lower.register(CumOp)

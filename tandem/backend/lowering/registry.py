@@ -19,6 +19,8 @@ _NAMES = """
 bool int8 int16 int32 int64 uint8 uint16 uint32 uint64 float16 float32 float64 complex64 complex128
 """
 TORCH_DTYPES: Mapping[str, torch.dtype] = {name: getattr(torch, name) for name in _NAMES.split()}
+Storage = Sequence[list[Any]]  # one cell for each variable
+Thunk = Callable[[], list[Any]]  # computes outputs of what is in the cells
 SIGNED_ONLY = "PyTorch computes with signed 64-bit integers only"
 
 
@@ -44,8 +46,9 @@ class Lowering:
     # and returns a tuple of its outputs, in memory of their own.
     graphs: tuple[FunctionGraph, ...] = ()
     named: bool = False  # errors are those of a node of `graphs`
-    # A variant of `call` from arrays to arrays, for a graph of this node alone; it may give None.
-    of_arrays: Callable[[Sequence[Any]], Sequence[Any] | None] | None = None
+    # Makes the thunk of a graph of this node alone, without tensors, from the storages of the
+    # inputs, the outputs of the node that are the graph's, and the thunk for all other arrays.
+    thunk_of_arrays: Callable[[Storage, Sequence[int], Thunk], Thunk] | None = None
     # Variants of `call` that overwrite and return an input, after the last other use of it.
     reuse: Mapping[int, Callable[..., Any]] = field(default_factory=dict)
     # Conversions of inputs to another layout or precision. Nodes that name the same function for
