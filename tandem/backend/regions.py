@@ -24,7 +24,7 @@ from pytensor.graph.replace import clone_replace
 from pytensor.graph.rewriting.basic import GraphRewriter
 from pytensor.scalar.basic import Maximum, Minimum, ScalarType
 from pytensor.scan.op import Scan
-from pytensor.tensor.basic import Nonzero
+from pytensor.tensor.basic import Nonzero, ScalarFromTensor
 from pytensor.tensor.blockwise import Blockwise
 from pytensor.tensor.elemwise import CAReduce, DimShuffle, Elemwise
 from pytensor.tensor.extra_ops import Repeat, Unique
@@ -32,6 +32,7 @@ from pytensor.tensor.random.op import RandomVariable
 from pytensor.tensor.rewriting.shape import ShapeFeature
 from pytensor.tensor.shape import Shape, Shape_i
 from pytensor.tensor.type import DenseTensorType
+from pytensor.tensor.type_other import NoneTypeT
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from tandem.backend.lowering.registry import Lowering, Storage, Thunk, lower
@@ -61,7 +62,7 @@ Key = tuple[Any, ...]
 
 
 class Function(Protocol):
-    """A function compiled by Numba, one code for each dtype and layout of its arguments."""
+    """A function compiled by Numba."""
 
     def __call__(self, *values: Any) -> Any: ...
 
@@ -79,8 +80,11 @@ class SmallRegions(GraphRewriter):
         phases: dict[Apply, int] = {}
         groups: dict[int, list[Apply]] = {}
         for node in order:
-            is_other = node not in wanted
             before = [phases[v.owner] for v in node.inputs if v.owner is not None]
+            if isinstance(node.op, ScalarFromTensor):  # whoever needs it computes it
+                phases[node] = max(before, default=0)
+                continue
+            is_other = node not in wanted
             phases[node] = max((p + (p % 2 != is_other) for p in before), default=int(is_other))
             if not is_other:
                 groups.setdefault(phases[node], []).append(node)
@@ -97,6 +101,9 @@ def _computing(nodes: Sequence[Apply]) -> int:
 def _merge(fgraph: FunctionGraph, nodes: Sequence[Apply]) -> None:
     inside = {*nodes}
     used = dict.fromkeys(v for node in nodes for v in node.inputs)
+    numbers = [v.owner for v in used if v.owner and isinstance(v.owner.op, ScalarFromTensor)]
+    inside.update(numbers)
+    used.update(dict.fromkeys(v for node in numbers for v in node.inputs))
     inputs = [v for v in used if v.owner not in inside and not isinstance(v, Constant)]
     outputs = [
         v
@@ -129,6 +136,7 @@ def _is_compiled(node: Apply, inside: bool = False) -> bool:
     if isinstance(op, _LEFT_OUT) or getattr(op, "destroy_map", None):
         return False
     variables = [*node.inputs, *node.outputs]
+    variables = [v for v in variables if not isinstance(v.type, NoneTypeT)]
     if not all(isinstance(v.type, DenseTensorType | ScalarType) for v in variables):
         return False
     if any(v.type.dtype in _NOT_COMPILED for v in variables):
@@ -231,13 +239,19 @@ class _Call:
         if key not in self._chosen:
             if len(self._chosen) == _KEPT:
                 self._chosen.popitem(last=False)
-            self._chosen[key] = self._function() if self._has_little_work(step, inputs) else None
+            samples = self._samples(inputs)
+            is_small = samples is not None and self._has_little_work(step, samples)
+            self._chosen[key] = self._function(samples) if is_small else None
         return self._chosen[key]
 
-    def _function(self) -> Function | None:
+    def _function(self, samples: Sequence[Any]) -> Function | None:
         if self._compiled is None:
             try:
-                self._compiled = _compile(self._graph)
+                compiled = _compile(self._graph)
+                if self._is_all_arrays:
+                    kinds = zip(samples, self._kinds, strict=True)
+                    _close(compiled, [np.array(x.numpy(), kind, order="C") for x, kind in kinds])
+                self._compiled = compiled
             except Exception as error:
                 self._refuse(error)
         return self._compiled
@@ -247,23 +261,26 @@ class _Call:
         self._is_refused = True
         self._chosen.clear()
 
-    def _has_little_work(self, step: Callable[..., Any], inputs: tuple[Any, ...]) -> bool:
-        """Count the work for inputs of the same shapes.
+    def _samples(self, inputs: tuple[Any, ...]) -> list[Any] | None:
+        """Make inputs of the same shapes, and lengths; None where they don't have the graph's axes.
 
-        Other values than those of the key may decide it too, such as when a loop ends. They are not
-        those of the call, which may be the first of many.
+        Other values than those of the key may decide the work too, such as when a loop ends. They
+        are not those of the call, which may be the first of many.
         """
         ndims = [v.type.ndim for v in self._graph.inputs]
         if [x.ndim if isinstance(x, torch.Tensor) else 0 for x in inputs] != ndims:
-            return False
+            return None
         random = torch.Generator().manual_seed(0)
         given = [_sample(x, random) for x in inputs]
         for index, _ in self._lengths:
             given[index] = inputs[index]
+        return given
+
+    def _has_little_work(self, step: Callable[..., Any], samples: Sequence[Any]) -> bool:
         work = Work()
         try:
             with work, np.errstate(all="ignore"):
-                step(*given)
+                step(*samples)
         except _Enough:
             pass
         except Exception:  # what does not fit these values, or any
@@ -284,11 +301,9 @@ class _Call:
         except Exception as error:
             # Whatever the user's arrays led to, the kernels report with the node.
             results = step(*inputs)
-            if type(error).__module__.startswith("numba"):
+            if _is_numbas(error):
                 self._refuse(error)
             return results
-        if self._is_all_arrays:
-            compiled.disable_compile()  # from now on it raises TypeError for other arrays
         return [tensor_over(np.asarray(value)) for value in results]
 
     def thunk_of_arrays(self, given: Storage, taken: Sequence[int], otherwise: Thunk) -> Thunk:
@@ -374,6 +389,20 @@ def _compile(graph: FunctionGraph) -> Function:
             copy.inputs, copy.outputs, mode="NUMBA", trust_input=True, on_unused_input="ignore"
         )
     return cast(Function, function.vm.jit_fn)
+
+
+def _close(compiled: Function, samples: Sequence[Any]) -> None:
+    """Have Numba make code for such arrays; from then on it raises TypeError for all others."""
+    try:
+        compiled(*samples)
+    except Exception as error:  # of these values
+        if _is_numbas(error):
+            raise
+    compiled.disable_compile()
+
+
+def _is_numbas(error: Exception) -> bool:
+    return type(error).__module__.startswith("numba")
 
 
 def _keep_nan(graph: Any) -> None:

@@ -4,6 +4,7 @@ import contextlib
 import ctypes
 import gc
 from contextlib import AbstractContextManager
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -135,16 +136,16 @@ def set_threads(count: int) -> None:
 
 
 def limit_openblas() -> None:
-    """Let SciPy's OpenBLAS, which Numba's code calls, use no more threads than a PyTorch kernel."""
+    """Let OpenBLAS, SciPy's of Numba's code and NumPy's, use no more threads than a kernel."""
     count = torch.get_num_threads()
     with contextlib.suppress(OSError):  # a system that is not Linux
         mapped = Path("/proc/self/maps").read_text(errors="replace").splitlines()
         for path in {line.split(maxsplit=5)[5] for line in mapped if "openblas" in line}:
             library = ctypes.CDLL(path)
-            for prefix in ("scipy_openblas", "openblas"):
-                threads = getattr(library, f"{prefix}_get_num_threads", None)
+            for prefix, suffix in product(("scipy_openblas", "openblas"), ("", "64_")):
+                threads = getattr(library, f"{prefix}_get_num_threads{suffix}", None)
                 if threads is not None and threads() > count:
-                    library[f"{prefix}_set_num_threads"](count)
+                    library[f"{prefix}_set_num_threads{suffix}"](count)
 
 
 def keep_freed_memory() -> bool:

@@ -44,18 +44,18 @@ def computed(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Any, ...]]:
         def __init__(self, graph: Any) -> None:
             copy = graph.clone()
             self._call = pytensor.function(copy.inputs, copy.outputs, mode=Mode("py", None))
-            self._kinds: set[Any] = set()
+            self._dtypes = [variable.type.dtype for variable in copy.inputs]
             self._is_closed = False
 
         def disable_compile(self) -> None:
             self._is_closed = True
 
         def __call__(self, *values: Any) -> Any:
-            kinds = tuple((value.dtype.str, value.flags.carray) for value in values)
-            if self._is_closed and kinds not in self._kinds:
-                raise TypeError("no matching definition")
-            self._kinds.add(kinds)
-            calls.append(values)
+            for value, dtype in zip(values, self._dtypes, strict=True):
+                if value.dtype != dtype or not value.flags.carray:
+                    raise TypeError("no matching definition")
+            if self._is_closed:
+                calls.append(values)
             return self._call(*values)
 
     monkeypatch.setattr("tandem.backend.regions._compile", Compiled)
@@ -138,6 +138,18 @@ def test_each_call_gives_what_the_mode_asks_for(computed: list[Any], trusted: bo
     function = pytensor.function([x, y], CHAIN, mode=mode, trust_input=trusted)
     assert all(isinstance(function(rows(4), rows(4)), torch.Tensor) for _ in range(3))
     assert len(computed) == 3
+
+
+def test_a_graph_of_one_region_needs_no_tensors(
+    computed: list[Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    function = pytensor.function([y, x], [x - y, CHAIN], mode=MODE, trust_input=True)
+    expected = function(rows(4), rows(4) * 2)
+    monkeypatch.delattr("tandem.backend.linker.tensor_over")
+    monkeypatch.delattr("tandem.backend.regions.tensor_over")
+    for found, value in zip(function(rows(4), rows(4) * 2), expected, strict=True):
+        np.testing.assert_array_equal(found, value)
+    assert len(computed) == 2
 
 
 def test_each_call_is_observed(computed: list[Any]) -> None:
@@ -307,6 +319,26 @@ def test_a_loop_that_indexes_is_a_region(computed: list[Any]) -> None:
     )
     function = check([x], [states[-1]], rows(6))
     assert any("Scan" in str(region) for region in regions_of(function))
+
+
+def test_a_loop_and_its_gradient_are_one_region(computed: list[Any]) -> None:
+    states = pytensor.scan(
+        lambda row, state, m: pt.tanh(row + state @ m),
+        sequences=[m],
+        outputs_info=[pt.zeros(5)],
+        non_sequences=[m],
+        return_updates=False,
+    )
+    function = check([m], [pytensor.grad(states[-1].sum(), m)], rows(5, 5))
+    assert len(function.maker.fgraph.apply_nodes) == 1
+
+
+def test_numbers_of_a_region_reach_other_kernels(computed: list[Any]) -> None:
+    large = pt.tensor("large", shape=(1000, 1000), dtype="float64")
+    start = (n * 2 + 1) % 5
+    outputs = [large[start:], pt.exp(x)[start:]]
+    function = check([large, n, x], outputs, rows(1000, 1000), 3, rows(6))
+    assert len(regions_of(function)) == 1
 
 
 def test_what_numba_refuses_when_called_is_not_tried_again(monkeypatch: pytest.MonkeyPatch) -> None:

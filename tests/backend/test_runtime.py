@@ -28,8 +28,10 @@ def test_a_shortage_names_what_needs_less(monkeypatch: pytest.MonkeyPatch) -> No
     )
 
 
-def test_scipys_products_take_no_more_threads_than_pytorchs() -> None:
+def test_products_of_numpy_and_scipy_take_no_more_threads_than_pytorchs() -> None:
     with threadpool_limits(2, user_api="blas"):
         limit_openblas()
         found = {pool["filepath"]: pool["num_threads"] for pool in threadpool_info()}
-    assert [n for path, n in found.items() if "scipy.libs" in path] == [torch.get_num_threads()]
+    threads = torch.get_num_threads()
+    for package in ("numpy.libs", "scipy.libs"):
+        assert [n for path, n in found.items() if package in path] == [threads]
