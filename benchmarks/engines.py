@@ -2,7 +2,6 @@
 
     python -m benchmarks.engines                     batches of 64, 8 and 1, one and two threads
     python -m benchmarks.engines --only inference    or training
-    GOMP_SPINCOUNT=1000 python -m benchmarks.engines    OpenMP as trainers set it
 
 Inference is of the full AlexNet, which the other engines get as `tandem export` writes it. JAX's
 training step is jitted, of images that are cropped and converted already. Each contender is a
@@ -13,17 +12,15 @@ out. Prints JSON lines, then a table.
 import importlib.util
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack
 from dataclasses import replace
 from functools import partial
-from multiprocessing.connection import Connection
 from typing import Any
 
 import numpy as np
 
-from benchmarks.measure import Comparison, Measured, compare, measure, run
+from benchmarks.measure import Comparison, Measured, compare, run
 from benchmarks.step import instructions
-from benchmarks.team import Team, serve
+from benchmarks.team import measure_apart
 from examples.resident_step import ON_CPU, ResidentStep, Sizes
 from tandem.compilers import cpp_compiler
 
@@ -197,35 +194,20 @@ CONTENDERS: dict[str, tuple[str, Callable[[Sizes, int], Call]]] = {
     "PyTorch, compiled, frozen": ("torch", frozen),
     "ONNX Runtime": ("onnxruntime", onnx_runtime),
     "OpenVINO": ("openvino", openvino),
-    "our step": ("torch", our_step),
+    "ours, a step": ("torch", our_step),
     "JAX": ("jax", jax_step),
 }
 """By name, the package that each needs, and the function that makes its call."""
 
 
-def contender(name: str, sizes: Sizes, threads: int, pipe: Connection) -> None:
-    """Be a process that serves the calls of one contender."""
-    from tandem.backend import keep_freed_memory, set_threads
-
-    keep_freed_memory()
-    set_threads(threads)
-    call = CONTENDERS[name][1](sizes, threads)
-
-    def silent() -> None:  # results are not sent
-        call()
-
-    serve(pipe, {"call": silent})
-
-
 def compared(names: list[str], sizes: Sizes, threads: int, rounds: int) -> dict[str, Measured]:
     """Measure contenders in turn, each in a process of its own."""
-    names = [name for name in names if importlib.util.find_spec(CONTENDERS[name][0])]
-    with ExitStack() as stack:
-        calls = {}
-        for name in names:
-            team = stack.enter_context(Team(contender, [(name, sizes, threads)]))
-            calls[name] = partial(team.do, "call")
-        return {m.name: m for m in measure(calls, rounds, warmups=2)}
+    calls = {
+        name: partial(CONTENDERS[name][1], sizes, threads)
+        for name in names
+        if importlib.util.find_spec(CONTENDERS[name][0])
+    }
+    return {m.name: m for m in measure_apart(calls, threads, rounds, warmups=2)}
 
 
 def inference(
@@ -246,10 +228,10 @@ def inference(
 
 def training(rounds: int, sizes: Sizes = ON_CPU) -> Iterator[Comparison]:
     """Compare a training step with JAX's, both by all cores."""
-    found = compared(["our step", "JAX"], sizes, THREADS[-1], rounds)
+    found = compared(["ours, a step", "JAX"], sizes, THREADS[-1], rounds)
     if "JAX" in found:
         question = f"training step, batch {sizes.batch}, {sizes.crop}"
-        yield compare(question, found["our step"], found["JAX"], "speed", JAX_TARGET)
+        yield compare(question, found["ours, a step"], found["JAX"], "speed", JAX_TARGET)
 
 
 PARTS = {"inference": inference, "training": training}

@@ -3,18 +3,22 @@
     python -m benchmarks.step                          batch 64 of 227 pixels, and the demo's size
     python -m benchmarks.step --only training          or inference, small, batches
 
-Both sides have their data in memory and as many threads as cores. Ours crops, mirrors and converts
-stored 8-bit pictures; plain PyTorch gets converted images. Prints JSON lines, then a table.
+Both sides have their data in memory and as many threads as cores, and each contender is a process
+of its own. Ours crops, mirrors and converts stored 8-bit pictures; plain PyTorch gets converted
+images. Prints JSON lines, then a table.
 """
 
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
+from functools import partial
+from typing import Any
 
 import torch
 
 from benchmarks.measure import Comparison, Step, compare, measure, run
-from benchmarks.plain_alexnet import plain_inference, plain_step
+from benchmarks.plain_alexnet import Norm, plain_inference, plain_step
+from benchmarks.team import measure_apart
 from examples.resident_step import DEMO, ON_CPU, PAPER, ResidentStep, Sizes
 from tandem.backend import device_mode, keep_freed_memory, set_threads
 from tandem.compilers import cpp_compiler
@@ -26,50 +30,64 @@ SMALL_TARGETS = (1.30, 1.20, 1.30)
 BATCHES = (16, 32, 64, 128, 256)
 OURS = "ours"
 
+Contenders = dict[str, Callable[[], Step]]
+"""What makes the step of each, in its process."""
 
-def plain_steps(sizes: Sizes) -> dict[str, Step]:
-    """Make plain PyTorch's step in the usual variants for a CPU."""
-    net, batch = sizes.network(), sizes.batch
-    found = {
-        "PyTorch, eager": plain_step(net, batch, "cpu", "module", tuned=False),
-        "PyTorch, channels-last, fused SGD": plain_step(net, batch, "cpu", "module"),
+
+def plain_steps(sizes: Sizes) -> Contenders:
+    """Plain PyTorch's step in the usual variants for a CPU."""
+    found: Contenders = {
+        "PyTorch, eager": partial(_plain_step, sizes, "module", tuned=False),
+        "PyTorch, channels-last, fused SGD": partial(_plain_step, sizes, "module"),
     }
     if cpp_compiler():
         name = "PyTorch, compiled, channels-last, fused SGD"
-        found[name] = plain_step(net, batch, "cpu", "slices", compile_mode="default")
+        found[name] = partial(_plain_step, sizes, "slices", compile_mode="default")
     return found
 
 
-def plain_inferences(sizes: Sizes) -> dict[str, Step]:
-    """Make plain PyTorch's inference in the same variants."""
-    net, batch = sizes.network(), sizes.batch
-    found = {
-        "PyTorch, eager": plain_inference(net, batch, "module", tuned=False),
-        "PyTorch, channels-last": plain_inference(net, batch, "module"),
+def plain_inferences(sizes: Sizes) -> Contenders:
+    """Plain PyTorch's inference in the same variants."""
+    found: Contenders = {
+        "PyTorch, eager": partial(_plain_inference, sizes, "module", tuned=False),
+        "PyTorch, channels-last": partial(_plain_inference, sizes, "module"),
     }
     if cpp_compiler():
         name = "PyTorch, compiled, channels-last"
-        found[name] = plain_inference(net, batch, "slices", compile_mode="default")
+        found[name] = partial(_plain_inference, sizes, "slices", compile_mode="default")
     return found
 
 
-def our_steps(sizes: Sizes) -> dict[str, Step]:
-    """Make our step, as with `compile: auto` on a CPU, and compiled."""
-    found = {OURS: ResidentStep(device_mode("cpu"), sizes).run}
+def our_steps(sizes: Sizes) -> Contenders:
+    """Our step, as with `compile: auto` on a CPU, and compiled."""
+    found: Contenders = {OURS: partial(_our_step, sizes, False)}
     if cpp_compiler():
-        found["ours, compiled"] = ResidentStep(device_mode("cpu", compile=True), sizes).run
+        found["ours, compiled"] = partial(_our_step, sizes, True)
     return found
+
+
+def _plain_step(sizes: Sizes, norm: Norm, **options: Any) -> Step:
+    return plain_step(sizes.network(), sizes.batch, "cpu", norm, **options)
+
+
+def _plain_inference(sizes: Sizes, norm: Norm, **options: Any) -> Step:
+    return plain_inference(sizes.network(), sizes.batch, norm, **options)
+
+
+def _our_step(sizes: Sizes, is_compiled: bool) -> Step:
+    return ResidentStep(device_mode("cpu", compile=is_compiled), sizes).run
+
+
+def _our_inference(sizes: Sizes) -> Step:
+    mode = device_mode("cpu")
+    return ResidentStep(mode, sizes).inference(mode)
 
 
 def against_plain(
-    question: str,
-    ours: dict[str, Step],
-    plain: dict[str, Step],
-    rounds: int,
-    targets: Sequence[float],
+    question: str, ours: Contenders, plain: Contenders, rounds: int, targets: Sequence[float]
 ) -> Iterator[Comparison]:
     """Compare ours with each variant, which has its target; without a compiler the last is not."""
-    found = {m.name: m for m in measure(ours | plain, rounds)}
+    found = {m.name: m for m in measure_apart(ours | plain, torch.get_num_threads(), rounds)}
     for name, target in zip(plain, targets, strict=False):
         yield compare(question, found[OURS], found[name], "speed", target)
     for name in ours:
@@ -86,8 +104,7 @@ def training(rounds: int, sizes: Sizes = ON_CPU) -> Iterator[Comparison]:
 
 def inference(rounds: int, sizes: Sizes = ON_CPU) -> Iterator[Comparison]:
     """Compare inference of batch 64 at the paper's size."""
-    mode = device_mode("cpu")
-    ours: dict[str, Step] = {OURS: ResidentStep(mode, sizes).inference(mode)}
+    ours: Contenders = {OURS: partial(_our_inference, sizes)}
     plain = plain_inferences(sizes)
     targets = INFERENCE_TARGETS[instructions()]
     yield from against_plain(_named("inference", sizes), ours, plain, rounds, targets)
@@ -95,7 +112,7 @@ def inference(rounds: int, sizes: Sizes = ON_CPU) -> Iterator[Comparison]:
 
 def small(rounds: int, sizes: Sizes = DEMO) -> Iterator[Comparison]:
     """Compare a step at the demo's size, where fixed costs matter."""
-    ours = {OURS: ResidentStep(device_mode("cpu"), sizes).run}
+    ours: Contenders = {OURS: partial(_our_step, sizes, False)}
     plain = plain_steps(sizes)
     question = _named("training step", sizes)
     yield from against_plain(question, ours, plain, 2 * rounds, SMALL_TARGETS)

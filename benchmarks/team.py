@@ -1,9 +1,16 @@
-"""Processes that do the tasks of a benchmark together."""
+"""Processes that do the tasks of a benchmark together, or in turn."""
 
 import multiprocessing
+import os
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
+from functools import partial
 from multiprocessing.connection import Connection
 from typing import Any, Self
+from unittest.mock import patch
+
+from benchmarks.measure import Measured, Step, measure
+from tandem.processor import set_openmp
 
 
 class Team:
@@ -53,3 +60,34 @@ def serve(pipe: Connection, tasks: Mapping[str, Callable[[], Any]]) -> None:
         except EOFError:
             return
         pipe.send(tasks[task]())
+
+
+def measure_apart(
+    contenders: Mapping[str, Callable[[], Step]], threads: int, rounds: int, warmups: int = 1
+) -> list[Measured]:
+    """Time contenders in turn, each made in a process of its own.
+
+    Those whose name begins with "ours" have OpenMP as a trainer sets it, others as it is.
+    """
+    with ExitStack() as stack:
+        calls = {}
+        for name, make in contenders.items():
+            with patch.dict(os.environ):
+                if name.startswith("ours"):
+                    set_openmp(threads)
+                team = stack.enter_context(Team(_contend, [(make, threads)]))
+            calls[name] = partial(team.do, "call")
+        return measure(calls, rounds, warmups=warmups)
+
+
+def _contend(make: Callable[[], Step], threads: int, pipe: Connection) -> None:
+    from tandem.backend import keep_freed_memory, set_threads
+
+    keep_freed_memory()
+    set_threads(threads)
+    call = make()
+
+    def silent() -> None:  # results are not sent
+        call()
+
+    serve(pipe, {"call": silent})

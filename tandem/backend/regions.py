@@ -240,8 +240,10 @@ class _Call:
             if len(self._chosen) == _KEPT:
                 self._chosen.popitem(last=False)
             samples = self._samples(inputs)
-            is_small = samples is not None and self._has_little_work(step, samples)
-            self._chosen[key] = self._function(samples) if is_small else None
+            if samples is None or not self._has_little_work(step, samples):
+                self._chosen[key] = None
+            else:
+                self._chosen[key] = self._function(samples)
         return self._chosen[key]
 
     def _function(self, samples: Sequence[Any]) -> Function | None:

@@ -14,7 +14,7 @@ from pytensor.tensor.math import Dot
 import benchmarks.__main__ as everything
 import benchmarks.step as step
 from benchmarks import draw, memory, profile, run, start
-from benchmarks.measure import Comparison, Figure, Measured, compare, row, table
+from benchmarks.measure import Comparison, Figure, Measured, compare, measure, row, table
 from benchmarks.roofline import step_flops
 from examples.resident_step import ResidentStep, Sizes
 from tandem.backend import device_mode
@@ -48,7 +48,13 @@ def test_a_ratio_is_of_medians_and_its_spread_of_rounds() -> None:
 
 
 @pytest.mark.parametrize("part", [step.training, step.inference])
-def test_steps_are_compared_with_every_way_of_writing_them(part: Any) -> None:
+def test_steps_are_compared_with_every_way_of_writing_them(
+    part: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def together(contenders: step.Contenders, threads: int, rounds: int) -> list[Measured]:
+        return measure({name: make() for name, make in contenders.items()}, rounds)
+
+    monkeypatch.setattr(step, "measure_apart", together)
     found = list(part(1, TINY))
     assert [c.peer.split(",")[0] for c in found] == ["PyTorch"] * len(found)
     assert found[0].peer == "PyTorch, eager"

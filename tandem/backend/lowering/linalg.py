@@ -42,7 +42,9 @@ def product(node: Apply, device: torch.device, compiled: bool) -> Lowering:
     if dtype in (torch.bool, torch.uint16, torch.uint32, torch.uint64):
         raise unsupported(node, f"PyTorch has no matrix product of {dtype}")
     lowering = partial(computed, certain=isinstance(node.op, Dot), factors=(0, 1))
-    kernel = {2: torch.mm, 3: torch.bmm}.get(node.outputs[0].type.ndim, torch.matmul)
+    kernel: Callable[..., Tensor] = {2: torch.mm, 3: torch.bmm}.get(
+        node.outputs[0].type.ndim, torch.matmul
+    )
     if isinstance(node.op, Blockwise):
         kernel = torch.matmul
     if any(torch_dtype(x) != dtype for x in node.inputs):
