@@ -252,7 +252,7 @@ class _Call:
                 compiled = _compile(self._graph)
                 if self._is_all_arrays:
                     kinds = zip(samples, self._kinds, strict=True)
-                    _close(compiled, [np.array(x.numpy(), kind, order="C") for x, kind in kinds])
+                    _close(compiled, [np.array(x, kind, order="C") for x, kind in kinds])
                 self._compiled = compiled
             except Exception as error:
                 self._refuse(error)
