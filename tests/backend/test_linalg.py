@@ -223,6 +223,18 @@ def test_a_product_of_any_layouts(
     assert calls == ([(True, True)] if by_onednn else [])
 
 
+@pytest.mark.parametrize("of_y", STRIDES)
+@pytest.mark.parametrize("precision", ["float32", "bfloat16"])
+def test_a_product_with_a_constant(precision: Any, of_y: str) -> None:
+    y = strided(1701, 530, of_y)
+    a = pt.fmatrix("a")
+    function = pytensor.function([a], a @ pt.constant(y), mode=device_mode(precision=precision))
+    rtol, atol = (1e-4, 1e-3) if precision == "float32" else (0.1, 2)
+    for rows in (6, 0, 1, 3, 80, 5):
+        x = strided(rows, 1701, "whole")
+        np.testing.assert_allclose(function(x), x.astype("float64") @ y, rtol, atol)
+
+
 @pytest.mark.parametrize("inner", [0, 7, 8, 1701])
 def test_a_product_of_few_rows_has_the_same_bits_with_any_number_of_threads(inner: int) -> None:
     x, y = (torch.from_numpy(strided(*shape, "whole")) for shape in ((3, inner), (inner, 531)))
