@@ -156,17 +156,19 @@ class ResidentStep:
             function("update", self._updates(self.gradients)),
         ]
 
-    def inference(self, mode: Mode) -> Function:
-        """Compile the logits of the minibatch, without dropout."""
-        logits = self._net.logits(self._images(), None)
-        return pytensor.function([], logits, givens=self._givens(), mode=mode, name="inference")
+    def inference(self, mode: Mode, fixed: bool = False) -> Function:
+        """Compile the logits of the minibatch, without dropout; `fixed`: by weights as of now."""
+        logits, givens = self._net.logits(self._images(), None), self._givens()
+        if fixed:
+            givens = {variable: pt.constant(v.get_value()) for variable, v in givens.items()}
+        return pytensor.function([], logits, givens=givens, mode=mode, name="inference")
 
     def _images(self) -> Any:
         slot = self.slot
         inputs = (slot["pictures"], self.mean, slot["origins"], slot["mirrored"])
         return crop_mirror(*inputs, crop_size=self._sizes.crop)
 
-    def _givens(self) -> dict[Any, DeviceSharedVariable]:
+    def _givens(self) -> dict[Any, Any]:
         return {variable: self.weights[name] for name, variable in self._net.parameters.items()}
 
     def _updates(self, gradients: Mapping[str, Any]) -> list[Any]:

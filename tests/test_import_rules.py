@@ -32,6 +32,7 @@ ALLOWED = {
         "tandem/backend/dropout_loops.py",
         "tandem/backend/image_loops.py",
         "tandem/backend/norm_loops.py",
+        "tandem/backend/product_loops.py",
         "tandem/backend/recurrent_loops.py",
     ),
     "simplejpeg": ("tandem/data/decode.py",),

@@ -212,6 +212,9 @@ class _Writer:
         """Name the converted value of a variable; convert it on first use, by the node `user`."""
         forms = self.forms.setdefault(variable, {})
         if prepare not in forms:
+            if isinstance(variable, Constant):
+                value = prepare(_constant_tensor(variable, self.target.device))
+                return forms.setdefault(prepare, self.bind("c", value))
             node = variable.owner
             name = f"p{next(self.serial)}"
             permutes = None if node is None else self.schedule.lowerings[node].permutes

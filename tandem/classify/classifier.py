@@ -197,10 +197,8 @@ def _compiled(network: Network, mean: np.ndarray, device: str) -> Any:
         crop_size=network.crop_size,
         dtype=network.dtype,
     )
-    values: Any = {
-        variable: device_shared(variable.get_value(borrow=True), name=name, device=device)
-        for name, variable in network.parameters.items()
-    }
+    # Constants, whose best order in memory is found once.
+    values: Any = {v: pt.constant(v.get_value(borrow=True)) for v in network.parameters.values()}
     return pytensor.function(
         [pictures, origins, mirrored],
         network.predictions(network.logits(images, None)),

@@ -175,6 +175,33 @@ for convolutions in ("direct", "fft"):
 """
 
 
+@pytest.mark.parametrize("bias", [True, False])
+def test_constant_filters_are_converted_once_and_change_no_bit(bias: bool) -> None:
+    rng, calls = np.random.default_rng(0), []
+    filters, offsets = (rng.normal(size=s).astype("float32") for s in ((6, 4, 3, 3), 6))
+
+    def observe(node: Any, call: Any) -> Any:
+        return lambda *operands: calls.append(str(node.op)) or call(*operands)
+
+    x = pt.tensor("x", dtype="float32", shape=(None, 8, 9, 9))
+    w = pt.tensor("w", dtype="float32", shape=filters.shape)
+
+    def convolved(w: Any) -> Any:
+        return conv2d(x, w, pt.constant(offsets) if bias else None, pad=1, stride=2, groups=2)
+
+    direct = device_mode(convolutions="direct", observe=observe)
+    varying = pytensor.function([x, w], convolved(w), mode=direct)
+    fixed = pytensor.function([x], convolved(pt.constant(filters)), mode=direct)
+    exact = pytensor.function([x], convolved(pt.constant(filters)), mode=PYTHON)
+    for rows in (2, 5, 0, 1):
+        value = rng.normal(size=(rows, 8, 9, 9)).astype("float32")
+        calls.clear()
+        got = fixed(value)
+        assert len(calls) == 2  # a conversion of the images, and the convolution
+        np.testing.assert_array_equal(got, varying(value, filters))
+        np.testing.assert_allclose(got, exact(value), 1e-5, 1e-5)
+
+
 @pytest.mark.slow
 def test_two_processes_compute_the_same_bits() -> None:
     """A step large enough for every kernel, with two threads."""

@@ -3,7 +3,8 @@
 On a CPU PyTorch has two libraries for them: oneDNN, which multiplies each pixel with each tap, and
 NNPACK, which multiplies Fourier transforms of tiles, with three to five times fewer products and
 less rounding (Mathieu, Henaff, LeCun 2014, section 2). PyTorch by default uses oneDNN if available.
-`tandem.processor.prefers_fft` decides by the processor.
+`tandem.processor.prefers_fft` decides by the processor. oneDNN has an order of its own for filters,
+in which those that are constants are kept; others are brought into it by each call.
 
 NNPACK's pool of threads and PyTorch's would wait for each other, so NNPACK is kept to one thread,
 and several calls of it run side by side.
@@ -46,11 +47,31 @@ def lower_conv2d(op: Conv2d, node: Apply, device: torch.device, compiled: bool) 
     def by_fft(x: Tensor, w: Tensor, b: Tensor | None = None) -> Tensor:
         return _fft_convolution(x, w, b, pad[0], groups)
 
-    b = node.inputs[2]
+    _, w, b = node.inputs
+    fixed = isinstance(w, Constant) and device.type == "cpu" and not compiled
+    call = (
+        _with_kept_filters(op, direct) if fixed and torch.backends.mkldnn.is_available() else direct
+    )
     variant = by_fft if fft_pays(node) and device.type == "cpu" else None
     without_bias = isinstance(b, Constant) and not np.any(b.data)
     omit = frozenset([2]) if without_bias else frozenset[int]()
-    return computed(direct, factors=(0, 1), images=True, fft=variant, omit=omit)
+    return computed(call, factors=(0, 1), images=True, fft=variant, omit=omit)
+
+
+def _with_kept_filters(op: Conv2d, direct: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    """Make a call that is always given the same filters, of those that PyTorch's compiler uses."""
+    sizes = [*op.pad], [*op.stride], [*op.dilation], op.groups
+    kept: list[Tensor] = []
+
+    def convolve(x: Tensor, w: Tensor, b: Tensor | None = None) -> Tensor:
+        last = x.is_contiguous(memory_format=torch.channels_last)
+        if x.dtype != torch.float32 or not last or not x.numel():
+            return direct(x, w, b)
+        if not kept:
+            kept.append(torch.ops.mkldnn._reorder_convolution_weight(w, *sizes, [*x.shape]))
+        return torch.ops.mkldnn._convolution_pointwise(x, kept[0], b, *sizes, "none", [], "")
+
+    return convolve
 
 
 @lower.register(Conv2dInputGrad)

@@ -3,13 +3,15 @@
 On a CPU PyTorch multiplies matrices by MKL. On AMD's processors it leaves AVX-512 unused, so large
 products of float32 go by oneDNN, through an operator that PyTorch's compiler uses; and it is slow
 where a result has few columns, as that of a layer of ten classes, whose transpose is computed then.
+Few rows times a large matrix, as in inference, are left to a loop, unless the matrix is a constant,
+which is kept in oneDNN's order beside its own.
 """
 
 from collections.abc import Callable
 from functools import cache, partial
 
 import torch
-from pytensor.graph.basic import Apply
+from pytensor.graph.basic import Apply, Constant
 from pytensor.tensor.blas import BatchedDot
 from pytensor.tensor.blockwise import Blockwise
 from pytensor.tensor.math import Dot
@@ -27,6 +29,8 @@ Tensor = torch.Tensor
 
 _LEAST_PRODUCTS = 1 << 22  # multiplications; below, oneDNN's overhead outweighs its gain
 _FEW_COLUMNS = range(2, 13)
+_FEW_ROWS, _MANY_COLUMNS = range(2, 9), 512  # for one row MKL copies nothing
+_LEAST_ROWS_KEPT, _ROWS_KEPT = 5, 64  # to gain by oneDNN's order, which is that for 64 rows
 _LEAST_ROWS, _LEAST_NARROW_PRODUCTS = 64, 1 << 14
 
 
@@ -42,9 +46,8 @@ def product(node: Apply, device: torch.device, compiled: bool) -> Lowering:
     if dtype in (torch.bool, torch.uint16, torch.uint32, torch.uint64):
         raise unsupported(node, f"PyTorch has no matrix product of {dtype}")
     lowering = partial(computed, certain=isinstance(node.op, Dot), factors=(0, 1))
-    kernel: Callable[..., Tensor] = {2: torch.mm, 3: torch.bmm}.get(
-        node.outputs[0].type.ndim, torch.matmul
-    )
+    kernels: dict[int, Callable[..., Tensor]] = {2: torch.mm, 3: torch.bmm}
+    kernel = kernels.get(node.outputs[0].type.ndim, torch.matmul)
     if isinstance(node.op, Blockwise):
         kernel = torch.matmul
     if any(torch_dtype(x) != dtype for x in node.inputs):
@@ -56,17 +59,27 @@ def product(node: Apply, device: torch.device, compiled: bool) -> Lowering:
     if kernel not in (torch.mm, _by_mkl) or dtype != torch.float32 or onednn is None:
         return lowering(kernel, into=lambda out, x, y: kernel(x, y, out=out))
 
-    def large_by_onednn(x: Tensor, y: Tensor) -> Tensor:
+    kept: list[Tensor] | None = [] if isinstance(node.inputs[1], Constant) else None
+
+    def by_size(x: Tensor, y: Tensor) -> Tensor:
         # Operands may be bfloat16, for which PyTorch has kernels of its own.
         large = len(x) > 1 and len(x) * y.numel() >= _LEAST_PRODUCTS
         # A transposed one would be copied.
         narrow = kernel is _by_mkl and y.shape[1] in _FEW_COLUMNS and not x.is_contiguous()
         if not large or narrow or x.dtype != torch.float32:
             return kernel(x, y)
+        if kept is not None and len(x) >= _LEAST_ROWS_KEPT:
+            if not kept:
+                kept.append(torch.ops.mkldnn._reorder_linear_weight(y.t(), _ROWS_KEPT))
+            return torch.ops.mkldnn._linear_pointwise(x.contiguous(), kept[0], None, "none", [], "")
+        if len(x) in _FEW_ROWS and y.shape[1] >= _MANY_COLUMNS and y.is_contiguous():
+            from tandem.backend.product_loops import multiply  # imports numba
+
+            return multiply(x, y)
         return onednn(x, y)
 
     # oneDNN can't write to `out`, and the copy would cost what it gains.
-    return lowering(large_by_onednn, into=lambda out, x, y: kernel(x, y, out=out))
+    return lowering(by_size, into=lambda out, x, y: kernel(x, y, out=out))
 
 
 @cache
