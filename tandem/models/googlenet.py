@@ -232,8 +232,12 @@ def area_averages(x: TensorVariable, areas: int) -> TensorVariable:
     -------
     float (batch, channel, areas, areas)
     """
-    rows, columns = (_averaging(length, areas, x.type.dtype) for length in x.type.shape[2:])
-    return pt.tensordot(pt.tensordot(x, rows, [[2], [1]]), columns, [[2], [1]])
+    _, channels, *image = x.type.shape
+    rows, columns = (_averaging(length, areas, x.type.dtype) for length in image)
+    # With the channels last, as convolutions have them in memory, these reshapes are views.
+    pixels = x.dimshuffle(0, 2, 3, 1).reshape((x.shape[0], -1, channels))
+    averages = pt.constant(np.kron(rows, columns)) @ pixels
+    return averages.reshape((x.shape[0], areas, areas, channels)).dimshuffle(0, 3, 1, 2)
 
 
 def _averaging(length: int, areas: int, dtype: str) -> np.ndarray:

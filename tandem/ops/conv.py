@@ -301,8 +301,10 @@ def conv2d(
 TILE = 16
 """Rows and columns of the tiles that NNPACK transforms."""
 
-_LEAST_TILES = 16  # in a minibatch, to make up for transforming the filters
-_LEAST_SAVING = 2.5  # factor in multiplications, to make up for transforming images and results
+# Times on Zen 4 in multiplications of two numbers, fitted to layers of AlexNet, VGG and GoogLeNet.
+_TO_MOVE_TILE = 44_000  # to transform a tile of a channel or of a result, and to lay it out
+_TO_TRANSFORM_FILTER = 12_000
+_PRODUCTS_OF_TILE = TILE * TILE // 2 * 4  # half of it, since numbers are real; four each
 
 
 def fft_pays(node: Apply) -> bool:
@@ -310,7 +312,8 @@ def fft_pays(node: Apply) -> bool:
 
     It uses tiles of 16 x 16 pixels and Fourier's transform unless four tiles of 8 x 8 suffice, for
     which, with 3 x 3 filters, it uses Winograd's: that rounds a hundred times more coarsely than
-    the sum itself, and is avoided. The limits are where it became faster on a CPU with AVX2.
+    the sum itself, and is avoided. Fewer multiplications must make up for the transforms, for which
+    it takes enough channels.
     """
     op: Any = node.op
     x, w = node.inputs[:2]
@@ -319,9 +322,10 @@ def fft_pays(node: Apply) -> bool:
     plain = op.stride == op.dilation == (1, 1) and op.pad[0] == op.pad[1]
     if any(None in shape for shape in shapes) or not plain or x.type.dtype != "float32":
         return False
-    (batch, _, *image), (*_, side, columns), (*_, height, width) = shapes
+    (batch, _, *image), (filters, channels, side, columns), (*_, height, width) = shapes
     if side != columns or not 3 <= side <= 8:
         return False
+    multiplications = side**2 * height * width
     if isinstance(op, Conv2dInputGrad):  # a convolution of g that must not crop it
         if op.pad[0] >= side:
             return False
@@ -331,6 +335,10 @@ def fft_pays(node: Apply) -> bool:
     large, small = (
         -(-height // (n + 1 - side)) * -(-width // (n + 1 - side)) for n in (TILE, TILE // 2)
     )
-    # Half of the transform of real numbers, with four multiplications per complex product.
-    saving = side**2 * height * width / (TILE * TILE / 2 * 4 * large)
-    return small > 4 * large and batch * large >= _LEAST_TILES and saving >= _LEAST_SAVING
+    tiles, filters = batch * large, filters // op.groups
+    products = tiles * channels * filters * _PRODUCTS_OF_TILE
+    moved = tiles * (channels + filters) * _TO_MOVE_TILE
+    # A gradient's filters are results, whose transforms take as long as those of two filters.
+    turned = channels * filters * _TO_TRANSFORM_FILTER * (1 + isinstance(op, Conv2dWeightGrad))
+    direct = batch * channels * filters * multiplications
+    return small > 4 * large and products + moved + turned < direct

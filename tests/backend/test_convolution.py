@@ -16,13 +16,23 @@ from tandem.backend import device_mode
 from tandem.backend.lowering import lower
 from tandem.backend.mode import Convolutions
 from tandem.backend.precision import ProductPrecision, fit
-from tandem.ops.conv import Conv2dInputGrad, conv2d
+from tandem.ops.conv import Conv2dInputGrad, Conv2dWeightGrad, conv2d, fft_pays
 from tests.support.check_function import PYTHON, results
 from tests.support.lowering_cases import Case, large_convolutions
 
 needs_nnpack = pytest.mark.skipif(
     not torch.backends.nnpack.is_available(), reason="this PyTorch has no NNPACK"
 )
+
+
+@pytest.fixture
+def free_transforms(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Small convolutions are computed by FFT, too."""
+    for name in ("_TO_MOVE_TILE", "_TO_TRANSFORM_FILTER"):
+        monkeypatch.setattr(f"tandem.ops.conv.{name}", 0)
+
+
+by_free_transforms = pytest.mark.usefixtures("free_transforms")
 
 
 def by_fft(function: Any) -> list[str]:
@@ -57,6 +67,7 @@ def computed(dtype: str, batch: int, channels: int, side: int, length: int) -> l
 
 
 @needs_nnpack
+@by_free_transforms
 @pytest.mark.parametrize(("side", "length"), [(3, 13), (5, 27), (7, 9)])
 def test_fft_rounds_no_more_coarsely_than_sums(side: int, length: int) -> None:
     """Sums of n random terms are off by some sqrt(n) roundings, of 6e-8 each."""
@@ -69,6 +80,7 @@ def test_fft_rounds_no_more_coarsely_than_sums(side: int, length: int) -> None:
 
 
 @needs_nnpack
+@by_free_transforms
 @pytest.mark.parametrize("groups", [1, 2])
 @pytest.mark.parametrize(("side", "length"), [(3, 13), (5, 27)])
 def test_threads_share_a_convolution_without_changing_a_bit(
@@ -98,7 +110,7 @@ def test_threads_share_a_convolution_without_changing_a_bit(
 @pytest.mark.slow
 @needs_nnpack
 def test_the_papers_network_takes_fft_for_all_but_the_first_layer() -> None:
-    paper, demo = Sizes(16, 227, 256, 10, 1.0), Sizes(64, 67, 76, 10, 1.0)
+    paper, demo = Sizes(64, 227, 256, 10, 1.0), Sizes(64, 67, 76, 10, 1.0)
     found = fft_layers(paper, "fft")
     assert sorted(found) == ["Conv2d"] * 4 + ["Conv2dInputGrad"] * 4 + ["Conv2dWeightGrad"] * 4
     assert fft_layers(paper, "direct") == []
@@ -106,6 +118,7 @@ def test_the_papers_network_takes_fft_for_all_but_the_first_layer() -> None:
 
 
 @needs_nnpack
+@by_free_transforms
 @pytest.mark.parametrize("case", large_convolutions(), ids=str)
 @pytest.mark.parametrize("compiled", [False, pytest.param(True, marks=pytest.mark.slow)])
 def test_fft_equals_pytensor(case: Case, compiled: bool) -> None:
@@ -117,22 +130,52 @@ def test_fft_equals_pytensor(case: Case, compiled: bool) -> None:
 
 
 @needs_nnpack
+@by_free_transforms
 @pytest.mark.parametrize(
-    ("stride", "pad", "side", "length", "batch"),
-    [(2, 1, 3, 13, 64), (1, 1, 3, 12, 64), (1, 1, 3, 13, 15), (1, 0, 1, 13, 64)],
-    ids=["stride", "Winograd's tiles", "few pictures", "one tap"],
+    ("stride", "pad", "side", "length"),
+    [(2, 1, 3, 13), (1, 1, 3, 12), (1, 0, 1, 13)],
+    ids=["stride", "Winograd's tiles", "one tap"],
 )
-def test_where_fft_does_not_pay_the_sum_is_computed(
-    stride: int, pad: int, side: int, length: int, batch: int
+def test_where_fft_cannot_pay_the_sum_is_computed(
+    stride: int, pad: int, side: int, length: int
 ) -> None:
-    x = pt.tensor(dtype="float32", shape=(batch, 32, length, length))
+    x = pt.tensor(dtype="float32", shape=(64, 32, length, length))
     w = pt.tensor(dtype="float32", shape=(32, 32, side, side))
-    b = pt.tensor(dtype="float32", shape=(32,))
-    node = conv2d(x, w, b, stride=stride, pad=pad).owner
-    lowering = lower(node.op, node, device=torch.device("cpu"), compiled=False)
-    assert lowering.fft is None
+    node = conv2d(x, w, stride=stride, pad=pad).owner
+    assert lower(node.op, node, device=torch.device("cpu"), compiled=False).fft is None
 
 
+@pytest.mark.parametrize(
+    ("batch", "channels", "filters", "side", "length", "groups", "expected"),
+    [
+        (64, 96, 256, 5, 27, 2, (True, True, True)),
+        (64, 384, 256, 3, 13, 2, (True, True, True)),
+        (16, 256, 256, 3, 14, 1, (True, True, False)),
+        (16, 128, 128, 3, 28, 1, (True, True, True)),
+        (16, 64, 64, 3, 56, 1, (False, False, False)),
+        (16, 32, 96, 3, 28, 1, (False, False, False)),
+        (16, 32, 96, 5, 14, 1, (False, False, False)),
+    ],
+)
+def test_fft_pays_where_it_was_measured_to_be_faster(
+    batch: int,
+    channels: int,
+    filters: int,
+    side: int,
+    length: int,
+    groups: int,
+    expected: tuple[bool, ...],
+) -> None:
+    """Layers 2 and 5 of AlexNet, then ResNet-50's and GoogLeNet's, on Zen 4."""
+    x = pt.tensor(dtype="float32", shape=(batch, channels, length, length))
+    w = pt.tensor(dtype="float32", shape=(filters, channels // groups, side, side))
+    pad = side // 2
+    y = conv2d(x, w, pad=pad, groups=groups)
+    gradients = [kind(1, pad, groups)(x, w, y) for kind in (Conv2dInputGrad, Conv2dWeightGrad)]
+    assert tuple(fft_pays(v.owner) for v in (y, *gradients)) == expected
+
+
+@by_free_transforms
 def test_a_padding_as_wide_as_the_filters_leaves_the_gradient_direct() -> None:
     """The gradient would be a convolution that crops g."""
     x = pt.tensor(dtype="float32", shape=(64, 32, 13, 13))
@@ -147,6 +190,7 @@ def test_a_padding_as_wide_as_the_filters_leaves_the_gradient_direct() -> None:
     assert found[1] is None
 
 
+@by_free_transforms
 def test_fft_is_for_float32_on_cpus() -> None:
     x = pt.tensor(dtype="float32", shape=(64, 32, 13, 13))
     w = pt.tensor(dtype="float32", shape=(32, 32, 3, 3))
@@ -163,6 +207,8 @@ _STEPS = """
 import hashlib
 from examples.resident_step import ResidentStep, Sizes
 from tandem.backend import device_mode, set_threads
+from tandem.ops import conv
+conv._TO_MOVE_TILE = conv._TO_TRANSFORM_FILTER = 0  # so that small layers are by FFT
 set_threads(2)
 for convolutions in ("direct", "fft"):
     step = ResidentStep(device_mode(convolutions=convolutions), Sizes(16, 227, 256, 10, 0.25))

@@ -326,3 +326,22 @@ def test_a_loop_of_more_operands_than_a_ufunc_takes() -> None:
     results = pytensor.function([n, x], Elemwise(loop)(n, *[x] * 17), mode=DEVICE)
     for k, result in enumerate(results(np.array([2, 0]), np.ones(2))):
         np.testing.assert_array_equal(result, [1 + 2 * k, 1])
+
+
+@pytest.mark.parametrize(("op", "dtype"), [(ps.add, "float32"), (ps.mul, "int8")])
+@pytest.mark.parametrize("rows", [3, 1], ids=["equal shapes", "repeated row"])
+def test_many_operands_are_combined_from_the_left_and_kept(op: Any, dtype: str, rows: int) -> None:
+    rng = np.random.default_rng(0)
+    shapes = [(rows, 5), (3, 5), (3, 5), (3, 5)]
+    values = [rng.integers(0, 99, shape).astype(dtype) for shape in shapes]
+    values = [v / 7 if dtype == "float32" else v for v in values]
+    inputs = [pt.tensor(dtype=dtype, shape=shape) for shape in shapes]
+    result = Elemwise(op)(*inputs, pt.constant(np.array(2, dtype)))
+    call = compile_graph(inputs, [result], PLAIN_DEVICE)
+    kept = [v.copy() for v in values]
+    expected = values[0]
+    for v in (*values[1:], np.array(2, dtype)):
+        expected = {ps.add: np.add, ps.mul: np.multiply}[op](expected, v)
+    np.testing.assert_array_equal(call(*values)[0], expected)
+    for value, before in zip(values, kept, strict=True):
+        np.testing.assert_array_equal(value, before)

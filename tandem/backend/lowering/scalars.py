@@ -319,7 +319,7 @@ def _bind(kernel: Kernel, count: int, numbers: dict[int, Any]) -> tuple[Call, bo
     """Put the constant operands into the call; report whether it still takes ``out=``."""
     call = kernel.call
     if kernel.variadic and count != 2:
-        return _variadic(call, list(numbers.values())), False
+        return _variadic(call, list(numbers.values()), kernel.out), False
     if not numbers:
         return call, kernel.out
     if count == 2:
@@ -347,9 +347,15 @@ def _with_numbers(call: Call, numbers: Sequence[tuple[int, float]]) -> Call:
     return bound
 
 
-def _variadic(call: Call, numbers: Sequence[float]) -> Call:
+def _variadic(call: Call, numbers: Sequence[float], takes_out: bool) -> Call:
     def combine(*tensors: torch.Tensor) -> torch.Tensor:
-        return reduce(call, numbers, reduce(call, tensors))
+        first, *others = tensors
+        if not takes_out or len(others) < 2 or any(x.shape != first.shape for x in others):
+            return reduce(call, (*others, *numbers), first)
+        total = call(first, others[0])
+        for x in (*others[1:], *numbers):
+            call(total, x, out=total)  # new memory would take longer to fill
+        return total
 
     return combine
 
