@@ -9,7 +9,7 @@ import logging
 import math
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
-from typing import Any, Protocol, cast
+from typing import Any, cast
 
 import numpy as np
 import pytensor
@@ -59,15 +59,7 @@ _PER_ELEMENT = 64  # multiplications and additions of a product that take the ti
 _PRODUCTS = {"mm", "bmm", "addmm", "addmv", "mv", "dot", "baddbmm"}
 
 Key = tuple[Any, ...]
-
-
-class Function(Protocol):
-    """A function compiled by Numba."""
-
-    def __call__(self, *values: Any) -> Any: ...
-
-    def disable_compile(self) -> None:
-        """Take only arguments for which there is code already."""
+Function = Callable[..., Any]
 
 
 class SmallRegions(GraphRewriter):
@@ -101,16 +93,16 @@ def _computing(nodes: Sequence[Apply]) -> int:
 def _merge(fgraph: FunctionGraph, nodes: Sequence[Apply]) -> None:
     inside = {*nodes}
     used = dict.fromkeys(v for node in nodes for v in node.inputs)
-    numbers = [v.owner for v in used if v.owner and isinstance(v.owner.op, ScalarFromTensor)]
-    inside.update(numbers)
+    numbers = {v.owner for v in used if v.owner and isinstance(v.owner.op, ScalarFromTensor)}
     used.update(dict.fromkeys(v for node in numbers for v in node.inputs))
-    inputs = [v for v in used if v.owner not in inside and not isinstance(v, Constant)]
-    outputs = [
-        v
-        for node in nodes
-        for v in node.outputs
-        if any(user not in inside for user, _ in fgraph.clients[v])
-    ]
+
+    def is_needed(variable: Variable) -> bool:
+        users = {user for user, _ in fgraph.clients[variable]} - inside
+        return any(user not in numbers or is_needed(user.outputs[0]) for user in users)
+
+    outside = (v for v in used if v.owner not in inside and v.owner not in numbers)
+    inputs = [v for v in outside if not isinstance(v, Constant)]
+    outputs = [v for node in nodes for v in node.outputs if is_needed(v)]
     fresh = [v.type() for v in inputs]  # never a shared variable, whose value a clone would keep
     copies = clone_replace(outputs, dict(zip(inputs, fresh, strict=True)))
     region = Region(FunctionGraph(fresh, copies, clone=False))
@@ -236,24 +228,18 @@ class _Call:
     def _choose(self, step: Callable[..., Any], inputs: tuple[Any, ...]) -> Function | None:
         shapes = [x.shape for x in inputs if isinstance(x, torch.Tensor)]
         key: Key = (*shapes, *[convert(inputs[index]) for index, convert in self._lengths])
-        if key not in self._chosen:
-            if len(self._chosen) == _KEPT:
-                self._chosen.popitem(last=False)
-            samples = self._samples(inputs)
-            if samples is None or not self._has_little_work(step, samples):
-                self._chosen[key] = None
-            else:
-                self._chosen[key] = self._function(samples)
-        return self._chosen[key]
+        if key in self._chosen:
+            return self._chosen[key]
+        if len(self._chosen) == _KEPT:
+            self._chosen.popitem(last=False)
+        chosen = self._function() if self._has_little_work(step, inputs) else None
+        self._chosen[key] = chosen
+        return chosen
 
-    def _function(self, samples: Sequence[Any]) -> Function | None:
+    def _function(self) -> Function | None:
         if self._compiled is None:
             try:
-                compiled = _compile(self._graph)
-                if self._is_all_arrays:
-                    kinds = zip(samples, self._kinds, strict=True)
-                    _close(compiled, [np.array(x, kind, order="C") for x, kind in kinds])
-                self._compiled = compiled
+                self._compiled = _compile(self._graph)
             except Exception as error:
                 self._refuse(error)
         return self._compiled
@@ -263,26 +249,23 @@ class _Call:
         self._is_refused = True
         self._chosen.clear()
 
-    def _samples(self, inputs: tuple[Any, ...]) -> list[Any] | None:
-        """Make inputs of the same shapes, and lengths; None where they don't have the graph's axes.
+    def _has_little_work(self, step: Callable[..., Any], inputs: tuple[Any, ...]) -> bool:
+        """Count the work for inputs of the same shapes.
 
-        Other values than those of the key may decide the work too, such as when a loop ends. They
-        are not those of the call, which may be the first of many.
+        Other values than those of the key may decide it too, such as when a loop ends. They are not
+        those of the call, which may be the first of many.
         """
         ndims = [v.type.ndim for v in self._graph.inputs]
         if [x.ndim if isinstance(x, torch.Tensor) else 0 for x in inputs] != ndims:
-            return None
+            return False
         random = torch.Generator().manual_seed(0)
         given = [_sample(x, random) for x in inputs]
         for index, _ in self._lengths:
             given[index] = inputs[index]
-        return given
-
-    def _has_little_work(self, step: Callable[..., Any], samples: Sequence[Any]) -> bool:
         work = Work()
         try:
             with work, np.errstate(all="ignore"):
-                step(*samples)
+                step(*given)
         except _Enough:
             pass
         except Exception:  # what does not fit these values, or any
@@ -326,20 +309,24 @@ class _Call:
         names = [f"x{index}" for index in range(len(given))]
         key = [f"{name}.shape" for name in names]
         key += [f"{kind.__name__}(x{index})" for index, kind in self._lengths]
+        fit = " and ".join(f"{name}.dtype == dtype_{name}" for name in names) or "True"
         source = [
             "def thunk():",
+            "    results = None",
             "    try:",
             *(f"        {name} = cell_{name}[0]" for name in names),
-            f"        results = chosen[{''.join(f'{part}, ' for part in key) or '()'}]"
+            f"        if {fit}:",
+            f"            results = chosen[{''.join(f'{part}, ' for part in key) or '()'}]"
             f"({', '.join(names)})",
             "    except Exception:",
-            "        results = None",
+            "        pass",
             "    if results is None:",
             "        return otherwise()",
             f"    return [{', '.join(f'results[{index}]' for index in taken)}]",
         ]
-        cells = {f"cell_{name}": cell for name, cell in zip(names, given, strict=True)}
-        scope: dict[str, Any] = {"chosen": self._chosen, "otherwise": otherwise, **cells}
+        scope: dict[str, Any] = {"chosen": self._chosen, "otherwise": otherwise}
+        for name, cell, kind in zip(names, given, self._kinds, strict=True):
+            scope |= {f"cell_{name}": cell, f"dtype_{name}": kind}
         exec("\n".join(source), scope)
         return cast(Thunk, scope["thunk"])
 
@@ -380,7 +367,12 @@ def _sample(x: Any, random: torch.Generator) -> Any:
 
 
 def _compile(graph: FunctionGraph) -> Function:
-    """Compile a graph, or load it from PyTensor's cache on disk, without inexact mathematics."""
+    """Compile a graph, or load it from PyTensor's cache on disk, without inexact mathematics.
+
+    A function of arrays alone has code for whole ones of the graph's dtypes, and raises TypeError
+    for others, but for those of another byte order.
+    """
+    import numba
     import scipy.linalg  # noqa: F401 (loads its OpenBLAS)
 
     limit_openblas()
@@ -390,17 +382,13 @@ def _compile(graph: FunctionGraph) -> Function:
         function = pytensor.function(
             copy.inputs, copy.outputs, mode="NUMBA", trust_input=True, on_unused_input="ignore"
         )
-    return cast(Function, function.vm.jit_fn)
-
-
-def _close(compiled: Function, samples: Sequence[Any]) -> None:
-    """Have Numba make code for such arrays; from then on it raises TypeError for all others."""
-    try:
-        compiled(*samples)
-    except Exception as error:  # of these values
-        if _is_numbas(error):
-            raise
-    compiled.disable_compile()
+    compiled = function.vm.jit_fn
+    types = [v.type for v in graph.inputs]
+    if all(isinstance(kind, DenseTensorType) for kind in types):
+        samples = (numba.typeof(np.empty((1,) * kind.ndim, kind.dtype)) for kind in types)
+        compiled.compile((numba.types.BaseTuple.from_types(tuple(samples)),))  # of ``*args``
+        compiled.disable_compile()
+    return cast(Function, compiled)
 
 
 def _is_numbas(error: Exception) -> bool:

@@ -235,7 +235,7 @@ def area_averages(x: TensorVariable, areas: int) -> TensorVariable:
     _, channels, *image = x.type.shape
     rows, columns = (_averaging(length, areas, x.type.dtype) for length in image)
     # With the channels last, as convolutions have them in memory, these reshapes are views.
-    pixels = x.dimshuffle(0, 2, 3, 1).reshape((x.shape[0], -1, channels))
+    pixels = x.dimshuffle(0, 2, 3, 1).reshape((x.shape[0], image[0] * image[1], channels))
     averages = pt.constant(np.kron(rows, columns)) @ pixels
     return averages.reshape((x.shape[0], areas, areas, channels)).dimshuffle(0, 3, 1, 2)
 

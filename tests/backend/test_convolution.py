@@ -222,8 +222,14 @@ for convolutions in ("direct", "fft"):
 
 
 @pytest.mark.parametrize("bias", [True, False])
-def test_constant_filters_are_converted_once_and_change_no_bit(bias: bool) -> None:
-    rng, calls = np.random.default_rng(0), []
+def test_constant_filters_are_converted_once_and_change_no_bit(
+    bias: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rng, calls, kept = np.random.default_rng(0), [], []
+    reorder = torch.ops.mkldnn._reorder_convolution_weight
+    monkeypatch.setattr(
+        torch.ops.mkldnn, "_reorder_convolution_weight", lambda *a: kept.append(a) or reorder(*a)
+    )
     filters, offsets = (rng.normal(size=s).astype("float32") for s in ((6, 4, 3, 3), 6))
 
     def observe(node: Any, call: Any) -> Any:
@@ -246,6 +252,19 @@ def test_constant_filters_are_converted_once_and_change_no_bit(bias: bool) -> No
         assert len(calls) == 2  # a conversion of the images, and the convolution
         np.testing.assert_array_equal(got, varying(value, filters))
         np.testing.assert_allclose(got, exact(value), 1e-5, 1e-5)
+    assert len(kept) == 1
+
+
+def test_constant_filters_of_one_dilated_tap() -> None:
+    w, b = np.full((2, 1, 1, 1), 3, "float32"), np.ones(2, "float32")
+    x = pt.tensor("x", dtype="float32", shape=(None, 1, None, None))
+    options: Any = {"pad": (1, 1), "stride": (1, 2), "dilation": (2, 2)}
+    y = conv2d(x, pt.constant(w), pt.constant(b), **options)
+    function = pytensor.function([x], y, mode=device_mode(convolutions="direct"))
+    for image, area in (((1, 1), (3, 2)), ((6, 13), (8, 8)), ((1, 1), (3, 2))):
+        found = function(np.ones((3, 1, *image), "float32"))
+        assert found.shape == (3, 2, *area)
+        assert {*np.unique(found)} <= {1.0, 4.0}
 
 
 @pytest.mark.slow

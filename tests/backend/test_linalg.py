@@ -225,7 +225,14 @@ def test_a_product_of_any_layouts(
 
 @pytest.mark.parametrize("of_y", STRIDES)
 @pytest.mark.parametrize("precision", ["float32", "bfloat16"])
-def test_a_product_with_a_constant(precision: Any, of_y: str) -> None:
+def test_a_product_with_a_constant(
+    precision: Any, of_y: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kept = []
+    reorder = torch.ops.mkldnn._reorder_linear_weight
+    monkeypatch.setattr(
+        torch.ops.mkldnn, "_reorder_linear_weight", lambda *a: kept.append(a) or reorder(*a)
+    )
     y = strided(1701, 530, of_y)
     a = pt.fmatrix("a")
     function = pytensor.function([a], a @ pt.constant(y), mode=device_mode(precision=precision))
@@ -233,6 +240,7 @@ def test_a_product_with_a_constant(precision: Any, of_y: str) -> None:
     for rows in (6, 0, 1, 3, 80, 5):
         x = strided(rows, 1701, "whole")
         np.testing.assert_allclose(function(x), x.astype("float64") @ y, rtol, atol)
+    assert len(kept) == (precision == "float32")
 
 
 @pytest.mark.parametrize("inner", [0, 7, 8, 1701])

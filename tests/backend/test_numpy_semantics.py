@@ -332,7 +332,7 @@ def test_a_loop_of_more_operands_than_a_ufunc_takes() -> None:
 @pytest.mark.parametrize("rows", [3, 1], ids=["equal shapes", "repeated row"])
 def test_many_operands_are_combined_from_the_left_and_kept(op: Any, dtype: str, rows: int) -> None:
     rng = np.random.default_rng(0)
-    shapes = [(rows, 5), (3, 5), (3, 5), (3, 5)]
+    shapes = [(rows, 5), (rows, 5), (3, 5), (3, 5)]
     values = [rng.integers(0, 99, shape).astype(dtype) for shape in shapes]
     values = [v / 7 if dtype == "float32" else v for v in values]
     inputs = [pt.tensor(dtype=dtype, shape=shape) for shape in shapes]

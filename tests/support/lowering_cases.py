@@ -296,6 +296,7 @@ def _reduction_cases() -> list[Case]:
             )
         )
         cases.append(case(f"{name}-large", partial(op, axis=0), np.array([1e3, -1e3, 9])))
+        cases.append(case(f"{name}-short-rows", partial(op, axis=1), sample("float32", (100, 5))))
     return cases
 
 

@@ -48,24 +48,29 @@ def lower_conv2d(op: Conv2d, node: Apply, device: torch.device, compiled: bool) 
         return _fft_convolution(x, w, b, pad[0], groups)
 
     _, w, b = node.inputs
-    fixed = isinstance(w, Constant) and device.type == "cpu" and not compiled
-    call = (
-        _with_kept_filters(op, direct) if fixed and torch.backends.mkldnn.is_available() else direct
-    )
+    call: Callable[..., Tensor] = direct
+    if isinstance(w, Constant) and device.type == "cpu" and not compiled:
+        call = _with_kept_filters(op, w, direct) if torch.backends.mkldnn.is_available() else direct
     variant = by_fft if fft_pays(node) and device.type == "cpu" else None
     without_bias = isinstance(b, Constant) and not np.any(b.data)
     omit = frozenset([2]) if without_bias else frozenset[int]()
     return computed(call, factors=(0, 1), images=True, fft=variant, omit=omit)
 
 
-def _with_kept_filters(op: Conv2d, direct: Callable[..., Tensor]) -> Callable[..., Tensor]:
+def _with_kept_filters(
+    op: Conv2d, filters: Constant, direct: Callable[..., Tensor]
+) -> Callable[..., Tensor]:
     """Make a call that is always given the same filters, of those that PyTorch's compiler uses."""
-    sizes = [*op.pad], [*op.stride], [*op.dilation], op.groups
+    _, channels, *taps = filters.data.shape
+    # oneDNN may crash where a single tap is dilated, which means nothing.
+    dilation = [1 if tap == 1 else d for tap, d in zip(taps, op.dilation, strict=True)]
+    sizes = [*op.pad], [*op.stride], dilation, op.groups
     kept: list[Tensor] = []
 
     def convolve(x: Tensor, w: Tensor, b: Tensor | None = None) -> Tensor:
         last = x.is_contiguous(memory_format=torch.channels_last)
-        if x.dtype != torch.float32 or not last or not x.numel():
+        fits = x.ndim == 4 and x.shape[1] == channels * op.groups
+        if x.dtype != torch.float32 or not (last and fits and x.numel()):
             return direct(x, w, b)
         if not kept:
             kept.append(torch.ops.mkldnn._reorder_convolution_weight(w, *sizes, [*x.shape]))

@@ -66,7 +66,8 @@ def product(node: Apply, device: torch.device, compiled: bool) -> Lowering:
         large = len(x) > 1 and len(x) * y.numel() >= _LEAST_PRODUCTS
         # A transposed one would be copied.
         narrow = kernel is _by_mkl and y.shape[1] in _FEW_COLUMNS and not x.is_contiguous()
-        if not large or narrow or x.dtype != torch.float32:
+        fits = x.shape[1] == len(y)  # else PyTorch says what does not
+        if not (large and fits) or narrow or x.dtype != torch.float32:
             return kernel(x, y)
         if kept is not None and len(x) >= _LEAST_ROWS_KEPT:
             if not kept:
