@@ -14,6 +14,7 @@ import torch
 from tandem.backend import device_mode
 from tandem.layers import LayeredNetwork, Training
 from tandem.layers.losses import mean_over_valid, negative_log_likelihood
+from tandem.models.googlenet import area_averages
 from tests.support import torch_networks as plain
 
 CLASSES = 5
@@ -315,3 +316,12 @@ def test_the_losses_of_forty_steps_are_those_of_pytorch(name: str) -> None:
     (valid,) = graphs.compiled([net.logits(graphs.images, None)])(images[:batch], labels[:batch])
     expected = peer(torch.from_numpy(images[:batch])).detach()
     np.testing.assert_allclose(valid, expected, rtol=1e-4, atol=1e-6)
+
+
+@pytest.mark.parametrize("pictures", [0, 2])
+def test_averages_of_areas(pictures: int) -> None:
+    values = np.random.default_rng(0).normal(size=(pictures, 5, 7, 9)).astype("float32")
+    x = pt.tensor("x", dtype="float32", shape=(None, 5, 7, 9))
+    found = pytensor.function([x], area_averages(x, 3), mode=device_mode())(values)
+    expected = torch.nn.functional.adaptive_avg_pool2d(torch.from_numpy(values), 3)
+    np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-6)
