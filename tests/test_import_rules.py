@@ -34,6 +34,7 @@ ALLOWED = {
         "tandem/backend/norm_loops.py",
         "tandem/backend/product_loops.py",
         "tandem/backend/recurrent_loops.py",
+        "tandem/backend/regions.py",
     ),
     "simplejpeg": ("tandem/data/decode.py",),
     "tensorboard": ("tandem/artifacts/tensorboard.py",),

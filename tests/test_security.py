@@ -386,6 +386,8 @@ PROGRAM_FILES = sorted(
 PERMITTED = {
     # The compiler of device functions, which compiles the text that it has itself made of a graph.
     "tandem/backend/codegen.py": {"exec", "compile"},
+    # The call of a region, as text of a fixed form.
+    "tandem/backend/regions.py": {"exec"},
     # What ranks of one job say to each other, as processes of one machine do by pipes.
     "tandem/distributed/group.py": {"pickle.loads"},
     # What a pool's processes say to each other, by pipes of their own.
