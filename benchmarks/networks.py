@@ -6,8 +6,8 @@
 
 A step is a trainer's, from 8-bit crops; plain PyTorch gets converted images. The best variant of
 plain PyTorch is the peer that counts; for GoogLeNet without PyTorch's compiler, which takes longer
-than all else here. Both sides have as many threads as cores. Compile time is
-that of a trainer's functions, with its first step. Prints JSON lines, then a table.
+than all else here. Both sides have as many threads as cores. Compile time is that of a trainer's
+functions, with its first step. Prints JSON lines, then a table.
 """
 
 import gc

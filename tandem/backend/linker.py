@@ -18,7 +18,7 @@ from tandem.backend import perform
 from tandem.backend.channel import Channel
 from tandem.backend.codegen import Program, build_program
 from tandem.backend.inner_graphs import INCOMPATIBLE_REWRITES, REQUIRED_REWRITES
-from tandem.backend.lowering.registry import is_host_type, is_tensor
+from tandem.backend.lowering.registry import Storage, is_host_type, is_tensor
 from tandem.backend.precision import ProductPrecision
 from tandem.backend.runtime import out_of_memory
 from tandem.backend.schedule import Observe, Results, Target, update_mapping
@@ -29,7 +29,6 @@ from tandem.backend.shared import DeviceContainer, is_on_device, tensor_over
 INDUCTOR_ADVICE = ("TensorFloat32 tensor cores", r"\s*Online softmax is disabled")
 
 Read = Callable[[Any], Any]
-Storage = list[list[Any]]
 
 
 class DeviceLinker(JITLinker):

@@ -19,7 +19,7 @@ _NAMES = """
 bool int8 int16 int32 int64 uint8 uint16 uint32 uint64 float16 float32 float64 complex64 complex128
 """
 TORCH_DTYPES: Mapping[str, torch.dtype] = {name: getattr(torch, name) for name in _NAMES.split()}
-Storage = Sequence[list[Any]]  # one cell for each variable
+Storage = list[list[Any]]  # one cell for each variable
 Thunk = Callable[[], list[Any]]  # computes outputs of what is in the cells
 SIGNED_ONLY = "PyTorch computes with signed 64-bit integers only"
 
