@@ -47,7 +47,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Classifier", "InputError", "Result", "RunError", "train", "validate"]
 
-__version__ = "0.3.0"
+__version__ = "0.4.0.dev0"
 
 _PLACES = {
     "Classifier": "tandem.classify",

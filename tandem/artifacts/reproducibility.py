@@ -21,7 +21,7 @@ from tandem.processor import describe_processor
 PACKAGES = ("llvmlite", "numba", "numpy", "pytensor", "torch")
 """Packages whose code computes, or decides what is computed."""
 
-SAME_BITS = ("0.2.0", "0.3.0")
+SAME_BITS = ("0.4.0.dev0",)
 """Versions of Tandem that compute the same bits, this one last; a change of bits begins anew."""
 
 Conditions = dict[str, str]

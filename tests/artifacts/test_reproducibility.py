@@ -9,6 +9,7 @@ import numpy
 import pytest
 
 import tandem
+from tandem.artifacts import reproducibility
 from tandem.artifacts.reproducibility import SAME_BITS, check_exact, conditions
 from tandem.config.hardware import RankInfo
 from tandem.config.resolve import resolve
@@ -59,12 +60,15 @@ def test_sums_of_groups_of_rows_do_not_depend_on_the_number_of_trainers(config: 
     assert "sum_rows 16 in the checkpoint, now 32; threads 2 in the checkpoint, now 1" in message
 
 
-def test_a_run_of_an_earlier_version_continues_if_its_bits_are_the_same(config: Config) -> None:
+def test_a_run_of_an_earlier_version_continues_if_its_bits_are_the_same(
+    config: Config, monkeypatch: pytest.MonkeyPatch
+) -> None:
     ours = conditions(config)
     assert ours["tandem"] == tandem.__version__ == SAME_BITS[-1]
-    check_exact(PATH, ours | {"tandem": "0.2.0"}, ours)
-    message = refusal(ours | {"tandem": "0.1.0"}, ours)
-    assert f": tandem 0.1.0 in the checkpoint, now {tandem.__version__}. " in message
+    message = refusal(ours | {"tandem": "0.3.0"}, ours)
+    assert f": tandem 0.3.0 in the checkpoint, now {tandem.__version__}. " in message
+    monkeypatch.setattr(reproducibility, "SAME_BITS", ("0.3.0", *SAME_BITS))
+    check_exact(PATH, ours | {"tandem": "0.3.0"}, ours)
 
 
 def test_a_run_in_float32_continues_where_auto_stands_for_it(config: Config) -> None:

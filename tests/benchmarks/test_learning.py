@@ -1,0 +1,44 @@
+"""The benchmark of what exchanges learn: its commands and its figure, without training."""
+
+import math
+from pathlib import Path
+
+import pytest
+
+from benchmarks.learning import BATCH, Case, CifarAlexNet, cases, draw, row
+from tandem.artifacts.metrics_log import ValidationRecord
+from tandem.config.command_line import load_config
+from tandem.plot import Run
+
+RUN = Run("", (), tuple(ValidationRecord(n, 390 * n, 2.0, 0.9 / n, 0.5, 100) for n in (1, 2)))
+
+
+@pytest.mark.parametrize("case", [*cases()], ids=lambda case: case.name)
+def test_every_case_has_settings_that_the_program_accepts(case: Case, tmp_path: Path) -> None:
+    command = case.command(tmp_path, tmp_path / case.name, 5, 0.25)
+    config = load_config(command[command.index("train.py") + 1 :])
+    assert config.global_batch == BATCH
+    assert len(config.devices) == (1 if case.by_mpi else case.trainers)
+    assert config.rule != "bsp" or config.exchange in ("average", "gradients", "shared")
+
+
+def test_the_network_has_the_layers_of_the_keras_example() -> None:
+    shapes = [v.type.shape for v in CifarAlexNet(32, 10, 1.0, "float32").parameters.values()]
+    taps = 27 * 64 + 9 * (64 * 192 + 192 * 384 + 384 * 256 + 256 * 256)
+    units = 4 * 256 * 4096 + 4096 * 4096 + 4096 * 10
+    biases = 64 + 192 + 384 + 256 + 256 + 4096 + 4096 + 10
+    assert sum(map(math.prod, shapes)) == taps + units + biases
+
+
+def test_bytes_are_those_of_all_steps() -> None:
+    found = {case.name: row(case, RUN, 1000)["received_bytes"] for case in cases()}
+    assert found["average-1"] == 0
+    # Of four shares three are others', which are received, and their sums.
+    assert found["gradients"] == found["shared"] == 780 * 2 * 3 / 4 * 4000
+    assert found["average"] == 2 * found["gradients"] == 4 * found["asa16"]
+    assert found["easgd-8"] == 780 * 4000 / 8
+
+
+def test_a_figure_is_drawn(tmp_path: Path) -> None:
+    draw([(case, RUN) for case in cases()], 1000, tmp_path / "learning.png")
+    assert (tmp_path / "learning.png").read_bytes()[1:4] == b"PNG"
