@@ -223,11 +223,13 @@ def test_a_product_of_any_layouts(
     assert calls == ([(True, True)] if by_onednn else [])
 
 
+@pytest.mark.parametrize("least", [5, 9])
 @pytest.mark.parametrize("of_y", STRIDES)
 @pytest.mark.parametrize("precision", ["float32", "bfloat16"])
 def test_a_product_with_a_constant(
-    precision: Any, of_y: str, monkeypatch: pytest.MonkeyPatch
+    precision: Any, of_y: str, least: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(linalg, "_least_rows_kept", lambda: least)
     kept = []
     reorder = torch.ops.mkldnn._reorder_linear_weight
     monkeypatch.setattr(
@@ -240,7 +242,19 @@ def test_a_product_with_a_constant(
     for rows in (6, 0, 1, 3, 80, 5):
         x = strided(rows, 1701, "whole")
         np.testing.assert_allclose(function(x), x.astype("float64") @ y, rtol, atol)
+        if rows == 6:
+            assert len(kept) == (precision == "float32" and rows >= least)
     assert len(kept) == (precision == "float32")
+
+
+@pytest.mark.parametrize(
+    ("words", "rows"), [("avx avx2 fma", 9), ("avx avx2 avx512f avx512bw", 5)]
+)
+def test_weights_are_kept_in_onednns_order_where_that_is_faster(
+    words: str, rows: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(linalg, "describe_processor", lambda: f"x86_64 AMD EPYC {words}")
+    assert linalg._least_rows_kept.__wrapped__() == rows
 
 
 @pytest.mark.parametrize("inner", [0, 7, 8, 1701])

@@ -30,7 +30,7 @@ Tensor = torch.Tensor
 _LEAST_PRODUCTS = 1 << 22  # multiplications; below, oneDNN's overhead outweighs its gain
 _FEW_COLUMNS = range(2, 13)
 _FEW_ROWS, _MANY_COLUMNS = range(2, 9), 512  # for one row MKL copies nothing
-_LEAST_ROWS_KEPT, _ROWS_KEPT = 5, 64  # to gain by oneDNN's order, which is that for 64 rows
+_ROWS_KEPT = 64  # for which oneDNN chooses the order of weights that are kept
 _LEAST_ROWS, _LEAST_NARROW_PRODUCTS = 64, 1 << 14
 
 
@@ -69,7 +69,7 @@ def product(node: Apply, device: torch.device, compiled: bool) -> Lowering:
         fits = x.shape[1] == len(y)  # else PyTorch says what does not
         if not (large and fits) or narrow or x.dtype != torch.float32:
             return kernel(x, y)
-        if kept is not None and len(x) >= _LEAST_ROWS_KEPT:
+        if kept is not None and len(x) >= _least_rows_kept():
             if not kept:
                 kept.append(torch.ops.mkldnn._reorder_linear_weight(y.t(), _ROWS_KEPT))
             return torch.ops.mkldnn._linear_pointwise(x.contiguous(), kept[0], None, "none", [], "")
@@ -81,6 +81,12 @@ def product(node: Apply, device: torch.device, compiled: bool) -> Lowering:
 
     # oneDNN can't write to `out`, and the copy would cost what it gains.
     return lowering(by_size, into=lambda out, x, y: kernel(x, y, out=out))
+
+
+@cache
+def _least_rows_kept() -> int:
+    """Rows from which a product with weights in oneDNN's order is faster than our loop."""
+    return 5 if "avx512f" in describe_processor().split() else 9
 
 
 @cache
