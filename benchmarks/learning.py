@@ -24,7 +24,7 @@ import numpy as np
 from pytensor.tensor.variable import TensorVariable
 
 from tandem.artifacts.checkpoint import read_checkpoint
-from tandem.artifacts.run_folder import find_checkpoint
+from tandem.artifacts.run_folder import RECORD, find_checkpoint
 from tandem.errors import InputError
 from tandem.layers import Builder, LayeredNetwork, max_pool, relu
 from tandem.plot import STYLES, TYPE, Run, read_run
@@ -79,13 +79,14 @@ class Case:
     def command(self, data: Path, folder: Path, epochs: int, width: float) -> list[str]:
         """Return the command that begins or continues the run."""
         files = ["--data_folder", str(data), "--weights_dir", str(folder)]
-        each = [] if self.is_summed else ["--batch_size", str(BATCH // self.trainers)]
+        each = ("--batch_size", str(BATCH // self.trainers))
+        rows = ("--global_batch", str(BATCH)) if self.is_summed else each
         devices = ["cpu"] * (1 if self.by_mpi else self.trainers)
         mpirun = [str(Path(sys.executable).parent / "mpirun"), "-n", str(self.trainers)]
         return [
             *(mpirun if self.by_mpi else []),
             *(sys.executable, "train.py", *SETTINGS, *files, "--n_epochs", str(epochs)),
-            *("--width", str(width), "--global_batch", str(BATCH), *each),
+            *("--width", str(width), *rows),
             *("--devices", *devices, *self.settings),
         ]
 
@@ -114,7 +115,11 @@ def cases() -> Iterator[Case]:
 
 
 def train(case: Case, data: Path, folder: Path, epochs: int, width: float) -> None:
-    """Begin or continue a run, to its end."""
+    """Begin or continue a run, unless it is done."""
+    if (folder / RECORD).exists():
+        done = {record.epoch for record in read_run(folder, case.name).validation}
+        if epochs in done:
+            return
     command = case.command(data, folder, epochs, width)
     folder.mkdir(parents=True, exist_ok=True)
     sys.stderr.write(f"{' '.join(command)}\n")

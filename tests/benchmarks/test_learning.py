@@ -8,8 +8,11 @@ import pytest
 from benchmarks.learning import BATCH, Case, CifarAlexNet, cases, draw, row
 from tandem.artifacts.metrics_log import ValidationRecord
 from tandem.config.command_line import load_config
+from tandem.config.hardware import RankInfo
+from tandem.config.resolve import resolve
 from tandem.plot import Run
 
+RANK = RankInfo(0, (0,), (), (), "a processor", (), "mpirun")
 RUN = Run("", (), tuple(ValidationRecord(n, 390 * n, 2.0, 0.9 / n, 0.5, 100) for n in (1, 2)))
 
 
@@ -17,9 +20,10 @@ RUN = Run("", (), tuple(ValidationRecord(n, 390 * n, 2.0, 0.9 / n, 0.5, 100) for
 def test_every_case_has_settings_that_the_program_accepts(case: Case, tmp_path: Path) -> None:
     command = case.command(tmp_path, tmp_path / case.name, 5, 0.25)
     config = load_config(command[command.index("train.py") + 1 :])
-    assert config.global_batch == BATCH
-    assert len(config.devices) == (1 if case.by_mpi else case.trainers)
-    assert config.rule != "bsp" or config.exchange in ("average", "gradients", "shared")
+    ranks = [RANK] * case.trainers if case.by_mpi else ()
+    resolved = resolve(config, ranks)
+    assert (resolved.global_batch or resolved.batch_size * case.trainers) == BATCH
+    assert len(resolved.devices) == case.trainers
 
 
 def test_the_network_has_the_layers_of_the_keras_example() -> None:
