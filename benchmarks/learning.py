@@ -166,7 +166,7 @@ def draw(runs: Sequence[tuple[Case, Run]], parameters: int, path: Path) -> None:
         ("The same, against bytes", exchanges, True),
     )
     with mpl.rc_context(TYPE):
-        figure, axes = pyplot.subplots(1, 3, figsize=(13, 4), sharey=True, layout="constrained")
+        figure, axes = pyplot.subplots(1, 3, figsize=(11, 3.4), sharey=True, layout="constrained")
         for ax, (title, drawn, by_bytes) in zip(axes, panels, strict=True):
             for style, (case, run) in zip(STYLES, drawn, strict=False):
                 steps = np.array([record.step for record in run.validation])
@@ -181,7 +181,7 @@ def draw(runs: Sequence[tuple[Case, Run]], parameters: int, path: Path) -> None:
             else:
                 ax.legend()
         axes[0].set_ylabel("top-1 error of validation, %")
-        figure.savefig(path, dpi=90)
+        figure.savefig(path, dpi=75)
         pyplot.close(figure)
 
 
