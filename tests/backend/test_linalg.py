@@ -247,9 +247,7 @@ def test_a_product_with_a_constant(
     assert len(kept) == (precision == "float32")
 
 
-@pytest.mark.parametrize(
-    ("words", "rows"), [("avx avx2 fma", 9), ("avx avx2 avx512f avx512bw", 5)]
-)
+@pytest.mark.parametrize(("words", "rows"), [("avx avx2 fma", 9), ("avx avx2 avx512f avx512bw", 5)])
 def test_weights_are_kept_in_onednns_order_where_that_is_faster(
     words: str, rows: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
