@@ -4,12 +4,13 @@
     python -m benchmarks.learning data/cifar10 runs/learning
     python -m benchmarks.learning data/cifar10 runs/learning --epochs 2 --only average gosgd
 
-Trains AlexNet for CIFAR-10 (`CifarAlexNet`) once for each case, one after another, on one
-core each trainer: every exchange of a launcher's trainers, and of ranks of MPI, by four trainers,
+Trains AlexNet for CIFAR-10 (`CifarAlexNet`) once for each case, one after another, every trainer
+with one thread: each exchange of a launcher's trainers, and some of ranks of MPI, by four trainers,
 and `average` by one and two. With `sum_rows` one, two and four trainers have to end with equal
 bits. The global minibatch, the rate and its schedule are those of all cases. Whatever was ended is
 continued by the same command. Draws `learning.png` into the folder: errors of validation against
-pictures seen, and against bytes that a trainer receives; prints JSON lines, then a table.
+pictures seen, and against the bytes that a trainer receives, which are counted; prints JSON lines,
+then a table.
 """
 
 import argparse
@@ -23,6 +24,7 @@ from pathlib import Path
 import numpy as np
 from pytensor.tensor.variable import TensorVariable
 
+from examples.le_net import CONTRAST
 from tandem.artifacts.checkpoint import read_checkpoint
 from tandem.artifacts.run_folder import RECORD, find_checkpoint
 from tandem.errors import InputError
@@ -32,7 +34,6 @@ from tandem.text_table import aligned
 
 BATCH = 128  # pictures of a step, of all trainers together
 RANKS = 4
-CONTRAST = (64.0, 64.0, 64.0)  # about what pictures of 0 to 255 minus their mean vary by
 SETTINGS = (
     *("--network", "benchmarks.learning:CifarAlexNet", "--crop_size", "32"),
     *("--shuffle", "images"),
@@ -102,7 +103,7 @@ def cases() -> Iterator[Case]:
     yield Case("shared", ("--exchange", "shared"), received=every)
     halves = ("--exchange", "gradients", "--collective", "asa16")
     yield Case("asa16", halves, received=every / 2, by_mpi=True)
-    # Of the center each rank takes its part: 0.9 / N (Zhang, Choromanska, LeCun 2015, section 5).
+    # N alpha is 0.9, as in Zhang, Choromanska, LeCun 2015, section 5.
     elastic = ("--rule", "easgd", "--easgd_alpha", str(0.9 / RANKS), "--easgd_tau")
     for tau in (1, 8):
         name = f"easgd-{tau}" if tau > 1 else "easgd"
@@ -135,6 +136,13 @@ def weights(folder: Path) -> dict[str, np.ndarray]:
     if path is None:
         raise InputError(f"{folder}: found no checkpoint")
     return dict(read_checkpoint(path).weights)
+
+
+def are_equal(runs: Sequence[dict[str, np.ndarray]]) -> bool:
+    """Return whether all runs have the same weights, bit for bit."""
+    return all(
+        np.array_equal(runs[0][name], array) for other in runs[1:] for name, array in other.items()
+    )
 
 
 def row(case: Case, run: Run, parameters: int) -> dict[str, object]:
@@ -178,7 +186,7 @@ def draw(runs: Sequence[tuple[Case, Run]], parameters: int, path: Path) -> None:
             ax.set_xlabel("GB that a trainer received" if by_bytes else "thousand pictures")
             if by_bytes:
                 ax.set_xscale("log")
-            else:
+            elif drawn:
                 ax.legend()
         axes[0].set_ylabel("top-1 error of validation, %")
         figure.savefig(path, dpi=75)
@@ -215,11 +223,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     lines = aligned([keys, *([each[key] for key in keys] for each in shown)], left={0})
     sys.stderr.write("\n".join(lines) + "\n")
     draw(runs, parameters, chosen.folder / "learning.png")
-    summed = [arrays for case, arrays in final.items() if case.is_summed]
-    equal = all(
-        all(np.array_equal(summed[0][name], array) for name, array in other.items())
-        for other in summed[1:]
-    )
+    equal = are_equal([arrays for case, arrays in final.items() if case.is_summed])
     if not equal:
         sys.stderr.write("error: weights by sum_rows differ between numbers of trainers\n")
     return 0 if equal else 1

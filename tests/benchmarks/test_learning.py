@@ -3,9 +3,10 @@
 import math
 from pathlib import Path
 
+import numpy as np
 import pytest
 
-from benchmarks.learning import BATCH, Case, CifarAlexNet, cases, draw, row
+from benchmarks.learning import BATCH, Case, CifarAlexNet, are_equal, cases, draw, row
 from tandem.artifacts.metrics_log import ValidationRecord
 from tandem.config.command_line import load_config
 from tandem.config.hardware import RankInfo
@@ -43,6 +44,15 @@ def test_bytes_are_those_of_all_steps() -> None:
     assert found["easgd-8"] == 780 * 4000 / 8
 
 
-def test_a_figure_is_drawn(tmp_path: Path) -> None:
-    draw([(case, RUN) for case in cases()], 1000, tmp_path / "learning.png")
+def test_weights_are_compared_with_those_of_every_run() -> None:
+    one, other = ({"w": np.array([1.0, last])} for last in (2.0, 2.0 + 1e-15))
+    assert are_equal([])
+    assert are_equal([one, one, one])
+    assert not are_equal([one, one, other])
+
+
+@pytest.mark.parametrize("only", [None, "gosgd"])
+def test_a_figure_is_drawn(only: str | None, tmp_path: Path) -> None:
+    runs = [(case, RUN) for case in cases() if only in (None, case.name)]
+    draw(runs, 1000, tmp_path / "learning.png")
     assert (tmp_path / "learning.png").read_bytes()[1:4] == b"PNG"
