@@ -44,8 +44,10 @@ def lower_conv2d(op: Conv2d, node: Apply, device: torch.device, compiled: bool) 
         # Factors are rounded and a bias is not; torch.compile fuses the sum with what follows.
         return F.conv2d(x, w, None, stride, pad, dilation, groups).to(b.dtype) + b[:, None, None]
 
+    convolve = _fft_convolution_operator if compiled else _fft_convolution
+
     def by_fft(x: Tensor, w: Tensor, b: Tensor | None = None) -> Tensor:
-        return _fft_convolution(x, w, b, pad[0], groups)
+        return convolve(x, w, b, pad[0], groups)
 
     _, w, b = node.inputs
     call: Callable[..., Tensor] = direct
@@ -84,9 +86,10 @@ def lower_conv2d_input_grad(
     op: Conv2dInputGrad, node: Apply, device: torch.device, compiled: bool
 ) -> Lowering:
     size, groups = node.inputs[1].type.shape[2], op.groups
+    convolve = _fft_convolution_operator if compiled else _fft_convolution
 
     def by_fft(x: Tensor, w: Tensor, g: Tensor) -> Tensor:
-        return _fft_convolution(g, _turned(w, groups), None, size - 1 - op.pad[0], groups)
+        return convolve(g, _turned(w, groups), None, size - 1 - op.pad[0], groups)
 
     variant = by_fft if fft_pays(node) and device.type == "cpu" else None
     return computed(_gradient(op, 0), factors=(0, 1, 2), images=True, fft=variant)
@@ -96,8 +99,10 @@ def lower_conv2d_input_grad(
 def lower_conv2d_weight_grad(
     op: Conv2dWeightGrad, node: Apply, device: torch.device, compiled: bool
 ) -> Lowering:
+    gradient = _fft_filter_gradient_operator if compiled else _fft_filter_gradient
+
     def by_fft(x: Tensor, w: Tensor, g: Tensor) -> Tensor:
-        return _fft_filter_gradient(x, w, g, op.pad[0], op.groups)
+        return gradient(x, w, g, op.pad[0], op.groups)
 
     variant = by_fft if fft_pays(node) and device.type == "cpu" else None
     return computed(_gradient(op, 1), factors=(0, 1, 2), images=True, fft=variant)
@@ -126,10 +131,8 @@ def _gradient(
     return gradient
 
 
-@torch.library.custom_op("tandem::fft_convolution", mutates_args=())
 def _fft_convolution(x: Tensor, w: Tensor, b: Tensor | None, pad: int, groups: int) -> Tensor:
-    """A convolution of stride 1 by NNPACK, which has no groups; an operator of our own, since
-    ``torch.compile`` can't read PyTorch's."""
+    """A convolution of stride 1 by NNPACK, which has no groups."""
     from tandem.backend.image_loops import from_nchw
 
     y = _empty_result(x, w, pad)
@@ -145,12 +148,18 @@ def _fft_convolution(x: Tensor, w: Tensor, b: Tensor | None, pad: int, groups: i
     return y
 
 
-@_fft_convolution.register_fake
+# `torch.compile` can't read PyTorch's operator for NNPACK, and takes ours; where nothing is compiled
+# functions are called, since the first call of such an operator imports the compiler, 3 s.
+_fft_convolution_operator = torch.library.custom_op("tandem::fft_convolution", mutates_args=())(
+    _fft_convolution
+)
+
+
+@_fft_convolution_operator.register_fake
 def _(x: Tensor, w: Tensor, b: Tensor | None, pad: int, groups: int) -> Tensor:
     return _empty_result(x, w, pad)
 
 
-@torch.library.custom_op("tandem::fft_filter_gradient", mutates_args=())
 def _fft_filter_gradient(x: Tensor, w: Tensor, g: Tensor, pad: int, groups: int) -> Tensor:
     """The gradient of filters of such a convolution: that of the images, as many pictures as they
     have channels, with g as its filters. What exceeds one of NNPACK's tiles is cut into several,
@@ -172,7 +181,12 @@ def _fft_filter_gradient(x: Tensor, w: Tensor, g: Tensor, pad: int, groups: int)
     return gradient
 
 
-@_fft_filter_gradient.register_fake
+_fft_filter_gradient_operator = torch.library.custom_op(
+    "tandem::fft_filter_gradient", mutates_args=()
+)(_fft_filter_gradient)
+
+
+@_fft_filter_gradient_operator.register_fake
 def _(x: Tensor, w: Tensor, g: Tensor, pad: int, groups: int) -> Tensor:
     return torch.empty_like(w, memory_format=torch.contiguous_format)
 
