@@ -278,3 +278,22 @@ def test_two_processes_compute_the_same_bits() -> None:
     assert len(found[0]) == 2
     if torch.backends.nnpack.is_available():
         assert found[0][0] != found[0][1]
+
+
+_STEP = """
+import sys
+from examples.resident_step import ResidentStep, Sizes
+from tandem.backend import device_mode
+from tandem.ops import conv
+conv._TO_MOVE_TILE = conv._TO_TRANSFORM_FILTER = 0
+ResidentStep(device_mode(convolutions="fft"), Sizes(2, 227, 256, 10, 0.25)).run()
+print([name for name in ("torch._dynamo", "torch._inductor", "sympy") if name in sys.modules])
+"""
+
+
+@needs_nnpack
+def test_a_step_that_is_not_compiled_imports_no_compiler() -> None:
+    """The import of PyTorch's takes 3 s, and was made by the first call of each run."""
+    command = [sys.executable, "-c", _STEP]
+    found = subprocess.run(command, capture_output=True, text=True, check=True, timeout=200)
+    assert found.stdout.strip() == "[]"
