@@ -10,7 +10,6 @@ a network, and those that are not measured stand still.
 
 import os
 import signal
-import subprocess
 import sys
 import tempfile
 import time
@@ -23,7 +22,7 @@ from typing import Self
 
 from benchmarks.measure import Comparison, Measured, Step, compare, run
 from benchmarks.pictures import write_data_folder
-from benchmarks.team import Team, serve
+from benchmarks.team import Team, program, serve
 from tandem.errors import InputError
 
 # torch is imported in the processes that are measured.
@@ -71,10 +70,9 @@ class TrainingRun:
     def __init__(self, command: Sequence[str], folder: Path) -> None:
         folder.mkdir()
         self._errors, self._record = folder / "errors.txt", folder / "run" / "record.jsonl"
+        self._ending = ExitStack()
         with self._errors.open("w") as errors:
-            self._process = subprocess.Popen(
-                command, stdout=subprocess.DEVNULL, stderr=errors, start_new_session=True
-            )
+            self._process = self._ending.enter_context(program(command, errors))
         self.group = self._process.pid
 
     def seconds_per_step(self, steps: int) -> float:
@@ -101,9 +99,7 @@ class TrainingRun:
         return self
 
     def __exit__(self, *exception: object) -> None:
-        if self._process.poll() is None:
-            os.killpg(self.group, signal.SIGKILL)
-        self._process.wait()
+        self._ending.close()
 
 
 def answer(rounds: int, sizes: Sizes = Sizes(), steps: int = 3) -> Iterator[Comparison]:

@@ -15,9 +15,7 @@ cores; seconds are for 5,120 pictures unless a column says otherwise. Prediction
 """
 
 import argparse
-import os
 import re
-import signal
 import statistics
 import subprocess
 import sys
@@ -37,6 +35,7 @@ from benchmarks.published import (
     node_rates,
     settings_of,
 )
+from benchmarks.team import program
 from tandem.artifacts.metrics_log import TrainRecord, read_records
 from tandem.cost.exchange import Layout, Rates, load, seconds, speedup
 from tandem.cost.machine import ASSUMED_BITS
@@ -103,11 +102,7 @@ def run_records(
         folder, begun = Path(name), time.monotonic()
         command = [sys.executable, str(PROGRAM), "--data_folder", str(data)]
         command += ["--weights_dir", str(folder / "run"), *settings]
-        with (folder / "errors.txt").open("w") as errors:
-            process = subprocess.Popen(
-                command, stdout=subprocess.DEVNULL, stderr=errors, start_new_session=True
-            )
-        try:
+        with (folder / "errors.txt").open("w") as errors, program(command, errors) as process:
             while True:
                 ended = process.poll() is not None
                 found = _train_records(folder / "run" / "record.jsonl")
@@ -122,10 +117,6 @@ def run_records(
                 if time.monotonic() - begun > seconds:
                     raise InputError(f"{' '.join(command)} made {len(found)} reports in time")
                 time.sleep(POLL_SECONDS)
-        finally:
-            if process.poll() is None:
-                os.killpg(process.pid, signal.SIGKILL)
-            process.wait()
 
 
 def _train_records(path: Path) -> list[TrainRecord]:

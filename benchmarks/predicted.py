@@ -7,10 +7,6 @@ ResNet-50 and VGG-16 on noise, with one trainer, and with two that exchange para
 the medians of their steps, from ``trace: steps``, are compared with predictions.
 """
 
-import contextlib
-import os
-import signal
-import subprocess
 import sys
 import tempfile
 import time
@@ -20,6 +16,7 @@ from pathlib import Path
 
 from benchmarks.measure import Comparison, Figure, Found, Measured, compare, run
 from benchmarks.pictures import write_data_folder
+from benchmarks.team import program
 from tandem.config.schema import Config
 from tandem.cost.calibrate import calibrate
 from tandem.cost.machine import Machine
@@ -29,7 +26,6 @@ from tandem.trace.chrome import read_trace
 from tandem.trace.merge import trace_file
 from tandem.trace.spans import STEP, spans_of
 
-ROOT = Path(__file__).parents[1]
 LIMIT = 15.0  # percent of the measured step
 CLASSES, STORED = 1000, 256  # of the data set; side of its pictures, pixels
 _WARMUPS, _TIMEOUT = 3, 600  # steps; seconds
@@ -133,21 +129,13 @@ def _recorded_steps(path: Path) -> int:
 def _run_until(is_done: Callable[[], bool], command: Sequence[str]) -> None:
     """Run a command until something is done; then end all its processes."""
     deadline = time.monotonic() + _TIMEOUT
-    with tempfile.TemporaryFile() as errors:
-        process = subprocess.Popen(
-            command, cwd=ROOT, start_new_session=True, stdout=subprocess.DEVNULL, stderr=errors
-        )
-        try:
-            while not is_done():
-                if process.poll() is not None or time.monotonic() > deadline:
-                    errors.seek(0)
-                    sys.stderr.write(errors.read().decode())
-                    raise RuntimeError(f"no steps were traced: {' '.join(command)}")
-                time.sleep(0.1)
-        finally:
-            with contextlib.suppress(ProcessLookupError):
-                os.killpg(process.pid, signal.SIGKILL)
-            process.wait()
+    with tempfile.TemporaryFile() as errors, program(command, errors) as process:
+        while not is_done():
+            if process.poll() is not None or time.monotonic() > deadline:
+                errors.seek(0)
+                sys.stderr.write(errors.read().decode())
+                raise RuntimeError(f"no steps were traced: {' '.join(command)}")
+            time.sleep(0.1)
 
 
 if __name__ == "__main__":

@@ -7,10 +7,7 @@ trainer, its loader and a small data set. Interpreter, PyTorch and PyTensor are 
 Prints JSON lines, then a table.
 """
 
-import os
-import signal
 import statistics
-import subprocess
 import sys
 import tempfile
 import time
@@ -19,6 +16,7 @@ from pathlib import Path
 
 from benchmarks.measure import Figure, run
 from benchmarks.preprocessing import Sizes, preprocess, write_pictures
+from benchmarks.team import program
 from tandem.errors import InputError
 
 TARGET = 15.0
@@ -30,25 +28,16 @@ def seconds_to_first_step(data: Path, folder: Path, settings: Sequence[str]) -> 
     """Start a run and end it after its first recorded step; return the seconds."""
     command = [sys.executable, "train.py", "--data_folder", str(data), "--weights_dir", str(folder)]
     command += ["--print_freq", "1", "--devices", "cpu", *settings]
-    begun = time.perf_counter()
-    process = subprocess.Popen(
-        command,
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.PIPE,
-        text=True,
-        start_new_session=True,
-    )
     record = folder / "record.jsonl"
-    try:
+    begun = time.perf_counter()
+    with tempfile.TemporaryFile() as errors, program(command, errors) as process:
         while process.poll() is None and time.perf_counter() - begun < PATIENCE:
             if record.is_file() and record.stat().st_size:
                 return time.perf_counter() - begun
             time.sleep(0.02)
-    finally:
-        if process.poll() is None:
-            os.killpg(process.pid, signal.SIGKILL)
-        _, errors = process.communicate()
-    raise InputError(f"{' '.join(command)} made no step:\n{errors}")
+        errors.seek(0)
+        said = errors.read().decode()
+    raise InputError(f"{' '.join(command)} made no step:\n{said}")
 
 
 def answer(

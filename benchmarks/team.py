@@ -1,16 +1,44 @@
-"""Processes that do the tasks of a benchmark together, or in turn."""
+"""Processes that do the tasks of a benchmark together, or in turn, and programs that it starts."""
 
+import ctypes
 import multiprocessing
 import os
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import ExitStack
+import signal
+import subprocess
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager, suppress
 from functools import partial
 from multiprocessing.connection import Connection
-from typing import Any, Self
+from typing import IO, Any, Self
 from unittest.mock import patch
 
 from benchmarks.measure import Measured, Step, measure
 from tandem.processor import set_openmp
+
+_PR_SET_PDEATHSIG = 1  # of Linux's prctl.h
+
+
+@contextmanager
+def program(command: Sequence[str], errors: IO[Any]) -> Iterator[subprocess.Popen[bytes]]:
+    """Run a program, as a process group of its own, that ends with the context.
+
+    It is also killed when this process is, and its children see that; those that are stopped then
+    stay so.
+    """
+    prctl = ctypes.CDLL(None).prctl
+    process = subprocess.Popen(
+        command,
+        stdout=subprocess.DEVNULL,
+        stderr=errors,
+        start_new_session=True,
+        preexec_fn=lambda: prctl(_PR_SET_PDEATHSIG, signal.SIGKILL),
+    )
+    try:
+        yield process
+    finally:
+        with suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
 
 
 class Team:
