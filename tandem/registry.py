@@ -194,7 +194,9 @@ def _find(setting: str, name: str, kind: str, is_kind: Callable[[Any], bool]) ->
             raise
         raise _no_module(setting, error.name, name) from error
     found = getattr(module, own_name, None)
-    if not is_kind(found):
+    if found is not None and not is_kind(found):
+        raise InputError(f"{setting}: {name} is of type {type(found).__name__}, expected a {kind}")
+    if found is None:
         known = [n for n, value in vars(module).items() if is_kind(value)]
         raise _absent(setting, module_name, kind, own_name, known)
     return found

@@ -62,7 +62,7 @@ def test_another_network_is_made_with_the_same_arguments() -> None:
         ("nowhere:Net", "no module 'nowhere' for nowhere:Net"),
         ("examples.nowhere:Net", "no module 'examples.nowhere'"),
         ("examples.le_net:Lenet", "no class 'Lenet'; did you mean examples.le_net:LeNet"),
-        ("examples.le_net:CONTRAST", "no class 'CONTRAST'"),
+        ("examples.le_net:CONTRAST", "examples.le_net:CONTRAST is of type tuple, expected a class"),
     ],
 )
 def test_a_module_or_class_that_is_not_there(network: str, message: str) -> None:
