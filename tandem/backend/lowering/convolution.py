@@ -148,8 +148,8 @@ def _fft_convolution(x: Tensor, w: Tensor, b: Tensor | None, pad: int, groups: i
     return y
 
 
-# `torch.compile` can't read PyTorch's operator for NNPACK, and takes ours. Elsewhere the functions are
-# called: the first call of such an operator imports the compiler, which takes 3 s.
+# `torch.compile` can't read PyTorch's operator for NNPACK, and takes ours. Elsewhere the functions
+# are called: the first call of such an operator imports the compiler, which takes 3 s.
 _fft_convolution_operator = torch.library.custom_op("tandem::fft_convolution", mutates_args=())(
     _fft_convolution
 )
