@@ -7,16 +7,7 @@ from types import SimpleNamespace
 import pytest
 
 from tandem.errors import InputError
-from tandem.registry import (
-    Choice,
-    Registry,
-    Requirement,
-    check,
-    check_class,
-    find_class,
-    find_function,
-    setting,
-)
+from tandem.registry import Choice, Registry, Requirement, check, check_class, setting
 
 COLOURS: Registry[Choice] = Registry("colour")
 
@@ -88,10 +79,3 @@ def test_a_class_is_looked_for_in_the_source_and_nothing_is_imported(
         check_class("network", "looked_for.plan:Mine")
     with pytest.raises(InputError, match=r"did you mean tandem.registry:Choice?"):
         check_class("network", "tandem.registry:Choce")  # which is imported already
-
-
-def test_what_is_no_class_or_function_is_named_by_its_type() -> None:
-    with pytest.raises(InputError, match="registry:check is of type function, expected a class"):
-        find_class("network", "tandem.registry:check")
-    with pytest.raises(InputError, match="registry:Choice is of type type, expected a function"):
-        find_function("metrics", "tandem.registry:Choice")
