@@ -63,6 +63,13 @@ def prefers_fft(processor: str) -> bool:
     return "avx2" in words and ("avx512bw" not in words or halves)
 
 
+def has_short_vectors(processor: str) -> bool:
+    """Return whether oneDNN multiplies 256 bits at a time, by AVX2, on a described processor."""
+    words = processor.split()
+    steered = "ONEDNN_MAX_CPU_ISA=AVX2" in words
+    return "avx2" in words and (steered or "avx512f" not in words)
+
+
 def _cpuinfo() -> dict[str, str]:
     """The fields of the first processor; empty where the system has no such file."""
     path = Path("/proc/cpuinfo")

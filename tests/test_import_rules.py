@@ -30,6 +30,7 @@ ALLOWED = {
         "tandem/loops.py",
         "tandem/backend/channels_last.py",
         "tandem/backend/dropout_loops.py",
+        "tandem/backend/filter_loops.py",
         "tandem/backend/image_loops.py",
         "tandem/backend/norm_loops.py",
         "tandem/backend/product_loops.py",

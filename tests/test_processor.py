@@ -7,7 +7,7 @@ import sys
 import pytest
 
 from tandem import processor
-from tandem.processor import describe_processor, prefers_fft, set_openmp
+from tandem.processor import describe_processor, has_short_vectors, prefers_fft, set_openmp
 
 
 def test_openmp_gets_threads_that_spin_briefly(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -38,6 +38,20 @@ def test_openmp_gets_threads_that_spin_briefly(monkeypatch: pytest.MonkeyPatch) 
 )
 def test_fft_is_for_multipliers_of_256_bits(description: str, expected: bool) -> None:
     assert prefers_fft(description) == expected
+
+
+@pytest.mark.parametrize(
+    ("description", "expected"),
+    [
+        ("x86_64 AMD EPYC avx avx2 fma", True),
+        ("x86_64 AMD EPYC avx avx2 avx512bw avx512f fma", False),
+        ("x86_64 AMD EPYC avx2 avx512f ONEDNN_MAX_CPU_ISA=AVX2", True),
+        ("x86_64 Old avx sse4_2", False),
+        ("aarch64 asimd sve", False),
+    ],
+)
+def test_vectors_are_short_where_onednn_uses_avx2(description: str, expected: bool) -> None:
+    assert has_short_vectors(description) == expected
 
 
 def test_the_rule_is_pytorchs_capability() -> None:

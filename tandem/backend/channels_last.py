@@ -24,7 +24,9 @@ def empty(shape: torch.Size, dtype: torch.dtype) -> Tensor:
 
 def images(x: Tensor) -> np.ndarray:
     """The memory of a tensor as (picture, row, column, channel), or a copy in this layout."""
-    return x.permute(0, 2, 3, 1).contiguous().numpy()
+    last = x.permute(0, 2, 3, 1).contiguous()
+    # An axis of length 1 may have any stride, and numba takes what is unusual for another layout.
+    return last.view(-1).view(last.shape).numpy()
 
 
 def rows(x: Tensor) -> np.ndarray:

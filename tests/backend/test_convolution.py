@@ -27,7 +27,8 @@ needs_nnpack = pytest.mark.skipif(
 
 @pytest.fixture
 def free_transforms(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Small convolutions are computed by FFT, too."""
+    """Small convolutions are computed by FFT, too, and every gradient that may be."""
+    monkeypatch.setattr("tandem.backend.lowering.convolution._vectors_are_short", lambda: False)
     for name in ("_TO_MOVE_TILE", "_TO_TRANSFORM_FILTER"):
         monkeypatch.setattr(f"tandem.ops.conv.{name}", 0)
 

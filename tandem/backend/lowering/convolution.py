@@ -4,7 +4,8 @@ On a CPU PyTorch has two libraries for them: oneDNN, which multiplies each pixel
 NNPACK, which multiplies Fourier transforms of tiles, with three to five times fewer products and
 less rounding (Mathieu, Henaff, LeCun 2014, section 2). PyTorch by default uses oneDNN if available.
 `tandem.processor.prefers_fft` decides by the processor. oneDNN has an order of its own for filters,
-in which those that are constants are kept; others are brought into it by each call.
+in which those that are constants are kept; others are brought into it by each call. Where vectors
+have 256 bits, most gradients of filters are computed by a loop of our own.
 
 NNPACK's pool of threads and PyTorch's would wait for each other, so NNPACK is kept to one thread,
 and several calls of it run side by side.
@@ -27,11 +28,15 @@ from tandem.ops.conv import (
     Conv2dBiasGrad,
     Conv2dInputGrad,
     Conv2dWeightGrad,
+    count_windows,
     fft_pays,
 )
+from tandem.processor import describe_processor, has_short_vectors
 
 Tensor = torch.Tensor
 aten = torch.ops.aten
+
+_FEWEST_FILTERS, _FEWEST_PRODUCTS = 16, 128  # of a group, and of a pixel's channel with all taps
 
 
 @lower.register(Conv2d)
@@ -104,8 +109,41 @@ def lower_conv2d_weight_grad(
     def by_fft(x: Tensor, w: Tensor, g: Tensor) -> Tensor:
         return gradient(x, w, g, op.pad[0], op.groups)
 
-    variant = by_fft if fft_pays(node) and device.type == "cpu" else None
-    return computed(_gradient(op, 1), factors=(0, 1, 2), images=True, fft=variant)
+    on_cpu, direct = device.type == "cpu", _gradient(op, 1)
+    by_loop = on_cpu and not compiled and op.dilation == (1, 1) and _vectors_are_short()
+    # Filters of three taps a side have the least to gain from transforms.
+    variant = by_fft if fft_pays(node) and on_cpu else None
+    if by_loop and node.inputs[1].type.shape[2] == 3:
+        variant = None
+    call = _gradient_by_loop(op, direct) if by_loop else direct
+    return computed(call, factors=(0, 1, 2), images=True, fft=variant)
+
+
+def _gradient_by_loop(
+    op: Conv2dWeightGrad, direct: Callable[[Tensor, Tensor, Tensor], Tensor]
+) -> Callable[[Tensor, Tensor, Tensor], Tensor]:
+    """Make a call that takes the loop where enough is multiplied with what it has to copy."""
+    stride, pad, groups = op.stride, op.pad, op.groups
+
+    def gradient(x: Tensor, w: Tensor, g: Tensor) -> Tensor:
+        last = all(v.is_contiguous(memory_format=torch.channels_last) for v in (x, g))
+        sizes = zip(x.shape[2:], w.shape[2:], stride, pad, strict=True)
+        results = len(x), len(w), *(count_windows(*each) for each in sizes)
+        fits = g.shape == results and x.shape[1] == w.shape[1] * groups  # else PyTorch says what
+        filters, taps = len(w) // groups, w.shape[2:].numel()
+        pays = filters >= _FEWEST_FILTERS and taps > 1 and filters * taps >= _FEWEST_PRODUCTS
+        if not (pays and last and fits and g.numel() and x.dtype == torch.float32):
+            return direct(x, w, g)
+        from tandem.backend.filter_loops import filter_gradient  # imports numba
+
+        return filter_gradient(x, w, g, stride, pad, groups)
+
+    return gradient
+
+
+@cache
+def _vectors_are_short() -> bool:
+    return has_short_vectors(describe_processor())
 
 
 @lower.register(Conv2dBiasGrad)
