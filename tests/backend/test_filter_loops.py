@@ -96,6 +96,11 @@ def test_it_is_the_gradient(name: str) -> None:
     np.testing.assert_allclose(found, exact[0][0], 0, 1e-5 * np.abs(exact[0][0]).max())
 
 
+def test_windows_that_reach_no_pixel() -> None:
+    x, w, g = operands(2, (2, 2), 3, 16, (3, 3), stride=(20, 20), pad=(5, 5))
+    assert not filter_loops.filter_gradient(x, w, g, (20, 20), (5, 5), 1).any()
+
+
 @pytest.mark.parametrize(("channels", "filters"), [(3, 16), (16, 48), (24, 160)])
 def test_the_number_of_threads_changes_no_bit(channels: int, filters: int) -> None:
     x, w, g = operands(11, (13, 13), channels, filters, (3, 3), pad=(1, 1))
@@ -109,6 +114,15 @@ def test_the_number_of_threads_changes_no_bit(channels: int, filters: int) -> No
     assert all(torch.equal(found[0], other) for other in found[1:])
 
 
+@pytest.mark.parametrize("image", [(9, 7), (1, 1)])
+def test_one_tap_is_a_product(image: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tandem.backend.lowering.convolution._vectors_are_short", lambda: True)
+    x, w, g = operands(3, image, 24, 40, (1, 1))
+    found = lowered([x, w, g], pad=0).call(x, w, g)
+    exact = np.einsum("nchw,nkhw->kc", x.double(), g.double())[:, :, np.newaxis, np.newaxis]
+    np.testing.assert_allclose(found, exact, 0, 1e-6 * np.abs(exact).max())
+
+
 @pytest.fixture
 def calls(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     """The loop's calls, on a processor whose vectors are taken to have 256 bits."""
@@ -120,8 +134,10 @@ def calls(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     return found
 
 
-def lowered(values: list[torch.Tensor], compiled: bool = False, dilation: int = 1) -> Any:
-    op = Conv2dWeightGrad(1, 1, 1, dilation)
+def lowered(
+    values: list[torch.Tensor], compiled: bool = False, dilation: int = 1, pad: int = 1
+) -> Any:
+    op = Conv2dWeightGrad(1, pad, 1, dilation)
     x, w, g = (pt.tensor4(dtype="float32") for _ in values)
     node = op.make_node(x, pt.specify_shape(w, values[1].shape), g)
     return lower(op, node, device=torch.device("cpu"), compiled=compiled)
@@ -141,7 +157,7 @@ def test_what_it_cannot_do_or_does_slowly_is_left_to_onednn(calls: list[Any]) ->
     }  # fmt: skip
     others = {
         "few filters": {"filters": 15},
-        "one tap": {"taps": (1, 1), "filters": 256},
+        "one tap, padded": {"taps": (1, 1), "channels": 16},
         "few products": {"taps": (1, 7), "filters": 18},
         "no picture": {"pictures": 0},
         "double precision": {"dtype": torch.float64},

@@ -4,8 +4,8 @@ On a CPU PyTorch has two libraries for them: oneDNN, which multiplies each pixel
 NNPACK, which multiplies Fourier transforms of tiles, with three to five times fewer products and
 less rounding (Mathieu, Henaff, LeCun 2014, section 2). PyTorch by default uses oneDNN if available.
 `tandem.processor.prefers_fft` decides by the processor. oneDNN has an order of its own for filters,
-in which those that are constants are kept; others are brought into it by each call. Where vectors
-have 256 bits, most gradients of filters are computed by a loop of our own.
+in which those that are constants are kept; others are brought into it by each call. For gradients
+of filters it has little for vectors of 256 bits: there MKL and a loop of our own compute them.
 
 NNPACK's pool of threads and PyTorch's would wait for each other, so NNPACK is kept to one thread,
 and several calls of it run side by side.
@@ -110,20 +110,20 @@ def lower_conv2d_weight_grad(
         return gradient(x, w, g, op.pad[0], op.groups)
 
     on_cpu, direct = device.type == "cpu", _gradient(op, 1)
-    by_loop = on_cpu and not compiled and op.dilation == (1, 1) and _vectors_are_short()
-    # Filters of three taps a side have the least to gain from transforms.
-    variant = by_fft if fft_pays(node) and on_cpu else None
-    if by_loop and node.inputs[1].type.shape[2] == 3:
-        variant = None
-    call = _gradient_by_loop(op, direct) if by_loop else direct
+    beside = on_cpu and not compiled and op.dilation == (1, 1) and _vectors_are_short()
+    call = _gradient_beside_onednn(op, direct) if beside else direct
+    # For filters of 3 x 3 the loop is the fastest.
+    pays = on_cpu and fft_pays(node) and not (beside and node.inputs[1].type.shape[2] == 3)
+    variant = by_fft if pays else None
     return computed(call, factors=(0, 1, 2), images=True, fft=variant)
 
 
-def _gradient_by_loop(
+def _gradient_beside_onednn(
     op: Conv2dWeightGrad, direct: Callable[[Tensor, Tensor, Tensor], Tensor]
 ) -> Callable[[Tensor, Tensor, Tensor], Tensor]:
-    """Make a call that takes the loop where enough is multiplied with what it has to copy."""
+    """Make a call that takes a product by MKL or our loop where these are faster."""
     stride, pad, groups = op.stride, op.pad, op.groups
+    whole = stride == (1, 1) and pad == (0, 0) and groups == 1
 
     def gradient(x: Tensor, w: Tensor, g: Tensor) -> Tensor:
         last = all(v.is_contiguous(memory_format=torch.channels_last) for v in (x, g))
@@ -131,8 +131,13 @@ def _gradient_by_loop(
         results = len(x), len(w), *(count_windows(*each) for each in sizes)
         fits = g.shape == results and x.shape[1] == w.shape[1] * groups  # else PyTorch says what
         filters, taps = len(w) // groups, w.shape[2:].numel()
-        pays = filters >= _FEWEST_FILTERS and taps > 1 and filters * taps >= _FEWEST_PRODUCTS
-        if not (pays and last and fits and g.numel() and x.dtype == torch.float32):
+        known = last and fits and g.numel() and x.dtype == torch.float32
+        if not known or filters < _FEWEST_FILTERS:
+            return direct(x, w, g)
+        if taps == 1 and whole and w.shape[1] >= _FEWEST_FILTERS:
+            pixels, by_pixel = (v.permute(0, 2, 3, 1).reshape(-1, v.shape[1]) for v in (x, g))
+            return torch.mm(by_pixel.t(), pixels).view(w.shape)
+        if taps == 1 or filters * taps < _FEWEST_PRODUCTS:
             return direct(x, w, g)
         from tandem.backend.filter_loops import filter_gradient  # imports numba
 
