@@ -64,10 +64,9 @@ def prefers_fft(processor: str) -> bool:
 
 
 def has_short_vectors(processor: str) -> bool:
-    """Return whether oneDNN multiplies 256 bits at a time, by AVX2, on a described processor."""
+    """Return whether a described processor has AVX2, of 256 bits, and no AVX-512."""
     words = processor.split()
-    steered = "ONEDNN_MAX_CPU_ISA=AVX2" in words
-    return "avx2" in words and (steered or "avx512f" not in words)
+    return "avx2" in words and "avx512f" not in words
 
 
 def _cpuinfo() -> dict[str, str]:

@@ -59,7 +59,7 @@ def device_mode(
     channels_last : bool
         Whether convolutions take the channels of a pixel side by side.
     convolutions : "auto", "direct" or "fft"
-        On a CPU, "fft": by FFT where a count of operations predicts a gain, if PyTorch has NNPACK;
+        On a CPU, "fft": by FFT where it is expected to be faster, if PyTorch has NNPACK;
         "auto" decides by the processor.
     tune : bool
         With `compile`, try several kernels for each convolution and product, which takes minutes.

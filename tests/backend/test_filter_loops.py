@@ -114,62 +114,97 @@ def test_the_number_of_threads_changes_no_bit(channels: int, filters: int) -> No
     assert all(torch.equal(found[0], other) for other in found[1:])
 
 
-@pytest.mark.parametrize("image", [(9, 7), (1, 1)])
-def test_one_tap_is_a_product(image: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.fixture
+def short_vectors(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The processor is taken to have vectors of 256 bits."""
     monkeypatch.setattr("tandem.backend.lowering.convolution._vectors_are_short", lambda: True)
-    x, w, g = operands(3, image, 24, 40, (1, 1))
-    found = lowered([x, w, g], pad=0).call(x, w, g)
-    exact = np.einsum("nchw,nkhw->kc", x.double(), g.double())[:, :, np.newaxis, np.newaxis]
-    np.testing.assert_allclose(found, exact, 0, 1e-6 * np.abs(exact).max())
 
 
 @pytest.fixture
-def calls(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
-    """The loop's calls, on a processor whose vectors are taken to have 256 bits."""
+def calls(short_vectors: None, monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+    """The loop's calls."""
     found: list[Any] = []
-    monkeypatch.setattr("tandem.backend.lowering.convolution._vectors_are_short", lambda: True)
     monkeypatch.setattr(
         filter_loops, "filter_gradient", lambda x, w, *rest: found.append(rest) or w
     )
     return found
 
 
-def lowered(
-    values: list[torch.Tensor], compiled: bool = False, dilation: int = 1, pad: int = 1
-) -> Any:
-    op = Conv2dWeightGrad(1, pad, 1, dilation)
-    x, w, g = (pt.tensor4(dtype="float32") for _ in values)
-    node = op.make_node(x, pt.specify_shape(w, values[1].shape), g)
-    return lower(op, node, device=torch.device("cpu"), compiled=compiled)
+def lowered(values: list[torch.Tensor], *props: Any, compiled: bool = False) -> Any:
+    """The gradient's lowering, for the operands' shapes but that of g."""
+    x, w = (pt.tensor(dtype="float32", shape=tuple(v.shape)) for v in values[:2])
+    node = Conv2dWeightGrad(*props).make_node(x, w, pt.tensor4(dtype="float32"))
+    return lower(node.op, node, device=torch.device("cpu"), compiled=compiled)
 
 
-def test_short_vectors_take_it(calls: list[Any]) -> None:
+def test_short_vectors_take_the_loop(calls: list[Any]) -> None:
     values = operands(2, (6, 6), 4, 16, (3, 3), pad=(1, 1))
-    lowering = lowered(values)
-    lowering.call(*values)
+    lowered(values, 1, 1).call(*values)
     assert calls == [(values[2], (1, 1), (1, 1), 1)]
-    assert lowering.fft is None
 
 
-def test_what_it_cannot_do_or_does_slowly_is_left_to_onednn(calls: list[Any]) -> None:
+@pytest.mark.parametrize(("side", "length"), [(3, 13), (5, 27)])
+def test_it_is_preferred_to_transforms_for_filters_of_three_taps_a_side(
+    side: int, length: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    x, g = (pt.tensor(dtype="float32", shape=(64, 256, length, length)) for _ in range(2))
+    w = pt.tensor(dtype="float32", shape=(256, 256, side, side))
+    node = Conv2dWeightGrad(1, side // 2).make_node(x, w, g)
+    found = []
+    for short in (False, True):
+        name = "tandem.backend.lowering.convolution._vectors_are_short"
+        monkeypatch.setattr(name, lambda short=short: short)
+        lowering = lower(node.op, node, device=torch.device("cpu"), compiled=False)
+        found.append(lowering.fft is None)
+    assert found == [False, side == 3]
+
+
+@pytest.mark.usefixtures("short_vectors")
+@pytest.mark.parametrize("image", [(9, 7), (1, 1)])
+def test_one_tap_is_a_product(image: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
+    x, w, g = operands(3, image, 24, 40, (1, 1))
+    multiply, shapes = torch.mm, []
+    monkeypatch.setattr(torch, "mm", lambda a, b: shapes.append(a.shape) or multiply(a, b))
+    found = lowered([x, w, g]).call(x, w, g)
+    exact = np.einsum("nchw,nkhw->kc", x.double(), g.double())[:, :, np.newaxis, np.newaxis]
+    np.testing.assert_allclose(found, exact, 0, 1e-6 * np.abs(exact).max())
+    assert shapes == [(40, 3 * image[0] * image[1])]
+
+
+@pytest.mark.parametrize(
+    ("change", "stride", "dilation"),
+    [
+        ({"filters": 15}, 1, 1),
+        ({"taps": (1, 1), "channels": 16}, 1, 1),
+        ({"taps": (1, 7), "filters": 18}, 1, 1),
+        ({"pictures": 0}, 1, 1),
+        ({"dtype": torch.float64}, 1, 1),
+        ({"image": (7, 7), "stride": (4, 4)}, 4, 2),
+    ],
+    ids=["few filters", "a padded tap", "few products", "no picture", "float64", "dilation"],
+)
+def test_what_it_cannot_do_or_does_slowly_is_left_to_onednn(
+    change: dict[str, Any], stride: int, dilation: int, calls: list[Any]
+) -> None:
     usual: dict[str, Any] = {
         "pictures": 2, "image": (6, 6), "channels": 4, "filters": 16, "taps": (3, 3), "pad": (1, 1)
     }  # fmt: skip
-    others = {
-        "few filters": {"filters": 15},
-        "one tap, padded": {"taps": (1, 1), "channels": 16},
-        "few products": {"taps": (1, 7), "filters": 18},
-        "no picture": {"pictures": 0},
-        "double precision": {"dtype": torch.float64},
-    }
-    for name, change in others.items():
-        values = operands(**(usual | change))
-        assert lowered(values).call(*values).shape == values[1].shape, name
-    values = operands(**usual)
-    lowered(values, compiled=True).call(*values)
-    lowered(values).call(*(v.contiguous() for v in values))
-    with pytest.raises(RuntimeError, match="descriptor"):
-        lowered(values).call(*values[:2], values[2][:, :, 1:].contiguous())
-    dilated = [*values[:2], values[2][:, :, 2:, 2:].contiguous(memory_format=torch.channels_last)]
-    lowered(values, dilation=2).call(*dilated)
+    values = operands(**(usual | change))
+    assert lowered(values, stride, 1, 1, dilation).call(*values).shape == values[1].shape
+    assert calls == []
+
+
+def test_compiled_code_other_layouts_and_shapes_that_do_not_fit_are_left_to_pytorch(
+    calls: list[Any],
+) -> None:
+    x, w, g = operands(2, (6, 6), 8, 32, (3, 3), pad=(1, 1))
+    lowered([x, w, g], 1, 1, compiled=True).call(x, w, g)
+    lowered([x, w, g], 1, 1).call(x.contiguous(), w, g)
+    last = {"memory_format": torch.channels_last}
+    half = torch.cat([w, w[:1]])[:, :4]
+    rows_missing = x, w, g[:, :, 1:].contiguous(**last)
+    filters_in_no_groups = x, half, torch.cat([g, g[:, :1]], 1).contiguous(**last)
+    for groups, values in ((1, rows_missing), (2, filters_in_no_groups)):
+        with pytest.raises(RuntimeError):
+            lowered([x, w if groups == 1 else w[:, :4], g], 1, 1, groups).call(*values)
     assert calls == []

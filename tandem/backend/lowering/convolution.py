@@ -4,8 +4,8 @@ On a CPU PyTorch has two libraries for them: oneDNN, which multiplies each pixel
 NNPACK, which multiplies Fourier transforms of tiles, with three to five times fewer products and
 less rounding (Mathieu, Henaff, LeCun 2014, section 2). PyTorch by default uses oneDNN if available.
 `tandem.processor.prefers_fft` decides by the processor. oneDNN has an order of its own for filters,
-in which those that are constants are kept; others are brought into it by each call. For gradients
-of filters it has little for vectors of 256 bits: there MKL and a loop of our own compute them.
+in which those that are constants are kept; others are brought into it by each call. Its gradients
+of filters are slow with AVX2: without AVX-512 a loop of our own computes most of them, or MKL.
 
 NNPACK's pool of threads and PyTorch's would wait for each other, so NNPACK is kept to one thread,
 and several calls of it run side by side.
@@ -36,7 +36,7 @@ from tandem.processor import describe_processor, has_short_vectors
 Tensor = torch.Tensor
 aten = torch.ops.aten
 
-_FEWEST_FILTERS, _FEWEST_PRODUCTS = 16, 128  # of a group, and of a pixel's channel with all taps
+_FEWEST_FILTERS, _FEWEST_PRODUCTS = 16, 128  # of a group; of filters and taps
 
 
 @lower.register(Conv2d)
@@ -129,10 +129,11 @@ def _gradient_beside_onednn(
         last = all(v.is_contiguous(memory_format=torch.channels_last) for v in (x, g))
         sizes = zip(x.shape[2:], w.shape[2:], stride, pad, strict=True)
         results = len(x), len(w), *(count_windows(*each) for each in sizes)
-        fits = g.shape == results and x.shape[1] == w.shape[1] * groups  # else PyTorch says what
+        divided = x.shape[1] == w.shape[1] * groups and len(w) % groups == 0
+        fits = divided and g.shape == results  # else PyTorch says what does not
+        single = all(v.dtype == torch.float32 and v.numel() for v in (x, w, g))
         filters, taps = len(w) // groups, w.shape[2:].numel()
-        known = last and fits and g.numel() and x.dtype == torch.float32
-        if not known or filters < _FEWEST_FILTERS:
+        if not (last and fits and single) or filters < _FEWEST_FILTERS:
             return direct(x, w, g)
         if taps == 1 and whole and w.shape[1] >= _FEWEST_FILTERS:
             pixels, by_pixel = (v.permute(0, 2, 3, 1).reshape(-1, v.shape[1]) for v in (x, g))
