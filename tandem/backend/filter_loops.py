@@ -4,7 +4,7 @@ The gradient of a tap is a sum over pixels, of an input channel's number under t
 gradient of the filter's result. The loop keeps 6 x 16 such sums in registers, of six pairs of a tap
 and a channel and of sixteen filters, while it passes over a block of pixels. The block has been
 copied, once for all taps, so that what is multiplied lies side by side (Goto, van de Geijn 2008,
-section 4). oneDNN's code for 256-bit vectors takes 1.2 to 3 times as long.
+section 4). oneDNN's code for 256-bit vectors takes 1.1 to 3 times as long.
 """
 
 from contextlib import ExitStack
@@ -22,9 +22,7 @@ from tandem.backend.channels_last import images, run
 
 Tensor = torch.Tensor
 
-FILTERS = 16
-"""Filters whose sums are in registers at a time, in two vectors for each pair."""
-
+_FILTERS = 16  # whose sums are in registers at a time, in two vectors for each pair
 _PAIRS = 6  # of a tap and a channel, whose sums are in registers
 _VECTOR = 8  # numbers in a vector, and channels side by side in the copy
 _SMALL, _LARGE = 256, 2048  # results in a block: of several pictures; of some rows of one
@@ -39,19 +37,19 @@ def filter_gradient(
     """
     filters, channels, height, width = w.shape
     filters, side = filters // groups, min(channels, _VECTOR)
-    panels, blocks = -(-filters // FILTERS), -(-channels // side)
+    panels, blocks = -(-filters // _FILTERS), -(-channels // side)
     # Pictures are divided into parts where filters are too few to be shared out to 16 threads.
     parts = min(len(x), 1 << max(0, (16 // panels).bit_length() - 1))
     shares = min(panels, -(-torch.get_num_threads() // parts))
     pairs = -(-width * side // _PAIRS) * _PAIRS
     gradient = torch.empty_like(w, memory_format=torch.contiguous_format)
     for group in range(groups):
-        sums = np.zeros((parts, panels, blocks, height, pairs, FILTERS), np.float32)
+        sums = np.zeros((parts, panels, blocks, height, pairs, _FILTERS), np.float32)
         sizes = channels, group * channels, filters, group * filters, side, width
         run(_filter_gradient, images(x), images(g), sums, *sizes, *stride, *pad, shares)
         total = torch.from_numpy(reduce(np.add, sums))[..., : width * side, :]
-        by_tap = total.reshape(panels, blocks, height, width, side, FILTERS)
-        every = by_tap.permute(0, 5, 1, 4, 2, 3).reshape(panels * FILTERS, -1, height, width)
+        by_tap = total.reshape(panels, blocks, height, width, side, _FILTERS)
+        every = by_tap.permute(0, 5, 1, 4, 2, 3).reshape(panels * _FILTERS, -1, height, width)
         gradient[group * filters : (group + 1) * filters] = every[:filters, :channels]
     return gradient
 
@@ -87,7 +85,7 @@ def _filter_gradient(
         first, last = pictures * part // parts, pictures * (part + 1) // parts
         # The last pairs of a row of taps read on behind it; their sums are left out in the end.
         copied = np.zeros(blocks * together * plane + _PAIRS, np.float32)
-        results = np.zeros(together * strip * columns * FILTERS, np.float32)
+        results = np.zeros(together * strip * columns * _FILTERS, np.float32)
         for number in range(-(-(last - first) // together) * -(-rows // strip)):
             begin = first + number // -(-rows // strip) * together
             top = number % -(-rows // strip) * strip
@@ -106,15 +104,15 @@ def _filter_gradient(
                     else:
                         copied[to : to + line] = 0
             for panel in range(panels * share // shares, panels * (share + 1) // shares):
-                wide = min(FILTERS, filters - panel * FILTERS)
+                wide = min(_FILTERS, filters - panel * _FILTERS)
                 for n in range(count):
-                    to = n * length * columns * FILTERS
+                    to = n * length * columns * _FILTERS
                     at = ((begin + n) * rows + top) * columns * all_filters
-                    at += first_filter + panel * FILTERS
+                    at += first_filter + panel * _FILTERS
                     _copy_columns(
-                        results, to, FILTERS, numbers, at, all_filters, length * columns, wide
+                        results, to, _FILTERS, numbers, at, all_filters, length * columns, wide
                     )
-                into = (part * panels + panel) * blocks * height * pairs * FILTERS
+                into = (part * panels + panel) * blocks * height * pairs * _FILTERS
                 for block in range(blocks):
                     for tap in range(height):
                         start = block * together * plane + tap * line
@@ -124,7 +122,7 @@ def _filter_gradient(
                             _add_products(
                                 totals, into, copied, start + pair, results, *counts, *steps
                             )
-                            into += _PAIRS * FILTERS
+                            into += _PAIRS * _FILTERS
 
 
 @register_jitable
@@ -157,12 +155,7 @@ def _copy_vector(typing, target, to, source, at):  # type: ignore[no-untyped-def
 
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
         places = zip(signature.args[::2], arguments[::2], arguments[1::2], strict=True)
-        into, vector = (
-            _vector(
-                builder, builder.gep(context.make_array(kind)(context, builder, array).data, [at])
-            )
-            for kind, array, at in places
-        )
+        into, vector = (_vector(builder, _address(context, builder, *each)) for each in places)
         builder.store(builder.load(vector, align=4), into, align=4)
         return context.get_dummy_value()
 
@@ -183,8 +176,7 @@ def _add_products(  # type: ignore[no-untyped-def]
         into, start = arguments[1], arguments[3]
 
         def address(operand: int, position: Any) -> Any:
-            kind, array = signature.args[operand], arguments[operand]
-            return builder.gep(context.make_array(kind)(context, builder, array).data, [position])
+            return _address(context, builder, signature.args[operand], arguments[operand], position)
 
         # LLVM keeps in registers what a function has allocated for itself.
         offsets = (_index(_VECTOR * number) for number in range(2 * _PAIRS))
@@ -221,6 +213,10 @@ def _add_products(  # type: ignore[no-untyped-def]
 
 def _index(number: int) -> ir.Constant:
     return ir.Constant(ir.IntType(64), number)
+
+
+def _address(context: Any, builder: Any, kind: Any, array: Any, position: Any) -> Any:
+    return builder.gep(context.make_array(kind)(context, builder, array).data, [position])
 
 
 def _vector(builder: Any, address: Any) -> Any:

@@ -9,7 +9,8 @@ import torch
 
 from tandem.backend import filter_loops
 from tandem.backend.lowering import lower
-from tandem.ops.conv import Conv2dWeightGrad, count_windows
+from tandem.ops.base import count_windows
+from tandem.ops.conv import Conv2dWeightGrad
 
 Pair = tuple[int, int]
 

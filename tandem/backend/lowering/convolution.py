@@ -22,13 +22,13 @@ import torch.nn.functional as F
 from pytensor.graph.basic import Apply, Constant
 
 from tandem.backend.lowering.registry import Lowering, computed, lower, torch_dtype
+from tandem.ops.base import count_windows
 from tandem.ops.conv import (
     TILE,
     Conv2d,
     Conv2dBiasGrad,
     Conv2dInputGrad,
     Conv2dWeightGrad,
-    count_windows,
     fft_pays,
 )
 from tandem.processor import describe_processor, has_short_vectors
