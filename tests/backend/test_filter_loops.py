@@ -50,7 +50,7 @@ CASES: dict[str, dict[str, Any]] = {
         "pictures": 2, "image": (71, 67), "channels": 16, "filters": 16, "taps": (3, 3),
         "pad": (1, 1),
     },
-    "strips with a stride, and rows that no window reads": {
+    "strips with a stride": {
         "pictures": 1, "image": (140, 129), "channels": 3, "filters": 24, "taps": (11, 11),
         "stride": (3, 2), "pad": (2, 1),
     },
@@ -68,6 +68,10 @@ CASES: dict[str, dict[str, Any]] = {
     "a column of taps": {
         "pictures": 4, "image": (12, 7), "channels": 12, "filters": 130, "taps": (7, 1),
         "stride": (1, 3), "pad": (3, 0),
+    },
+    "columns that no window reads": {
+        "pictures": 2, "image": (70, 30), "channels": 16, "filters": 16, "taps": (3, 3),
+        "stride": (1, 14),
     },
     "padding wider than the picture": {
         "pictures": 2, "image": (2, 2), "channels": 8, "filters": 16, "taps": (3, 3), "pad": (4, 5)
