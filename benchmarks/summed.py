@@ -21,7 +21,7 @@ from tandem.config.schema import make_config
 from tandem.distributed import ExchangeSettings, local_groups, make_exchange, open_host_memory
 from tandem.memory import HostSlots, SlotLayout
 from tandem.optim import optimizer_of
-from tandem.processor import describe_processor, prefers_fft
+from tandem.processor import describe_processor, prefers_winograd
 from tandem.training.compiled_network import CompiledNetwork
 from tandem.training.setup import parameter_layout
 
@@ -29,7 +29,7 @@ from tandem.training.setup import parameter_layout
 def step_of(groups: int, rows: int, crop: int, width: float, summed: bool) -> Callable[[], None]:
     """Make the step of a trainer alone: its gradients, the exchange of them, the update."""
     values = {"crop_size": crop, "exchange": "gradients", "use_data_layer": False}
-    values["convolutions"] = "fft" if prefers_fft(describe_processor()) else "direct"
+    values["convolutions"] = "winograd" if prefers_winograd(describe_processor()) else "direct"
     values |= {"batch_size": groups * rows, "global_batch": groups * rows}
     config = make_config(values | ({"sum_rows": rows} if summed else {}))
     network, optimizer = AlexNet(crop, 1000, width), optimizer_of(dict(config))

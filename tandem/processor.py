@@ -5,8 +5,8 @@ import platform
 from pathlib import Path
 from typing import Literal
 
-Convolutions = Literal["auto", "direct", "fft"]
-"""Ways to compute convolutions on a CPU: by oneDNN, NNPACK, or what its processor prefers."""
+Convolutions = Literal["auto", "direct", "winograd"]
+"""Ways to compute convolutions on a CPU: by oneDNN, Winograd's products, or by the processor."""
 
 STEERING = (
     "ATEN_CPU_CAPABILITY",
@@ -28,7 +28,7 @@ def set_openmp(threads: int) -> None:
     """Set what PyTorch's OpenMP library reads when it is loaded: threads, and how long they spin.
 
     After a parallel loop its threads by default keep their cores busy for some milliseconds, which
-    the threads of a convolution by FFT then lack.
+    other processes, such as loaders, then lack.
     """
     os.environ["OMP_NUM_THREADS"] = str(threads)
     os.environ.setdefault("GOMP_SPINCOUNT", "1000")
@@ -48,12 +48,12 @@ def describe_processor() -> str:
     return " ".join(parts)
 
 
-def prefers_fft(processor: str) -> bool:
-    """Return whether NNPACK's convolutions are faster than oneDNN's on a described processor.
+def prefers_winograd(processor: str) -> bool:
+    """Return whether Winograd's convolutions are faster than oneDNN's on a described processor.
 
-    NNPACK multiplies less, and has code for AVX2 only. oneDNN's has twice its rate where AVX-512
-    multiplies 512 bits at a time; Zen 4 (AMD's family 25, of which Zen 3 lacks AVX-512) takes them
-    in two halves.
+    Our loops multiply less, and 256 bits at a time. oneDNN's code has twice their rate where
+    AVX-512 multiplies 512; Zen 4 (AMD's family 25, of which Zen 3 lacks AVX-512) takes these in two
+    halves.
     """
     words = processor.split()
     steered = [word for word in words if word.startswith("ATEN_CPU_CAPABILITY=")]

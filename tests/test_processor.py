@@ -7,7 +7,7 @@ import sys
 import pytest
 
 from tandem import processor
-from tandem.processor import describe_processor, has_short_vectors, prefers_fft, set_openmp
+from tandem.processor import describe_processor, has_short_vectors, prefers_winograd, set_openmp
 
 
 def test_openmp_gets_threads_that_spin_briefly(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -36,8 +36,8 @@ def test_openmp_gets_threads_that_spin_briefly(monkeypatch: pytest.MonkeyPatch) 
         ("aarch64 0xd40 asimd sve", False),
     ],
 )
-def test_fft_is_for_multipliers_of_256_bits(description: str, expected: bool) -> None:
-    assert prefers_fft(description) == expected
+def test_winograd_is_for_multipliers_of_256_bits(description: str, expected: bool) -> None:
+    assert prefers_winograd(description) == expected
 
 
 @pytest.mark.parametrize(
@@ -57,12 +57,12 @@ def test_the_rule_is_pytorchs_capability() -> None:
     """PyTorch reads the environment once a process, at the first call that depends on it."""
     program = """
 import os, torch
-from tandem.processor import describe_processor, prefers_fft
+from tandem.processor import describe_processor, prefers_winograd
 for steering in ({}, {"ATEN_CPU_CAPABILITY": "avx2"}, {"ATEN_CPU_CAPABILITY": "default"}):
     if os.fork() == 0:
         os.environ.update(steering)
         capability = torch.backends.cpu.get_cpu_capability()
-        print(steering, capability, prefers_fft(describe_processor()), flush=True)
+        print(steering, capability, prefers_winograd(describe_processor()), flush=True)
         os._exit(0)
     os.wait()
 """

@@ -1,6 +1,6 @@
 """A PyTensor mode that runs a graph with PyTorch's kernels, and variables that stay on a device.
 
-PyTensor builds the graph and its gradients; PyTorch is a library of kernels here (oneDNN and NNPACK
+PyTensor builds the graph and its gradients; PyTorch is a library of kernels here (oneDNN and MKL
 on a CPU, cuDNN on CUDA). ``pooling_rewrites.py`` moves work behind pooling, ``norm_rewrites.py``
 batch normalisation into weights or together with ReLU, ``gpu_rewrites.py`` suits a graph to GPUs,
 ``inner_graphs.py`` prepares the graphs of loops and branches, ``lowering/`` maps each Op to a call,

@@ -29,11 +29,6 @@ def images(x: Tensor) -> np.ndarray:
     return last.view(-1).view(last.shape).numpy()
 
 
-def rows(x: Tensor) -> np.ndarray:
-    """`images` as (picture, pixel, channel)."""
-    return images(x).reshape(len(x), x.shape[2] * x.shape[3], x.shape[1])
-
-
 def pixels(x: Tensor) -> np.ndarray:
     """`images` as (pixel, channel)."""
     return images(x).reshape(len(x) * x.shape[2] * x.shape[3], x.shape[1])

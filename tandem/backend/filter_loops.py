@@ -7,24 +7,20 @@ copied, once for all taps, so that what is multiplied lies side by side (Goto, v
 section 4). oneDNN's code for 256-bit vectors takes 1.1 to 3 times as long.
 """
 
-from contextlib import ExitStack
 from functools import reduce
-from typing import Any
 
 import numba
 import numpy as np
 import torch
-from llvmlite import ir
-from numba.core import cgutils, types
-from numba.extending import intrinsic, register_jitable
+from numba.extending import register_jitable
 
 from tandem.backend.channels_last import images, run
+from tandem.backend.vectors import COLUMNS, ROWS, VECTOR, add_products, copy_vector
 
 Tensor = torch.Tensor
 
-_FILTERS = 16  # whose sums are in registers at a time, in two vectors for each pair
-_PAIRS = 6  # of a tap and a channel, whose sums are in registers
-_VECTOR = 8  # numbers in a vector, and channels side by side in the copy
+_FILTERS = COLUMNS  # whose sums are in registers at a time
+_PAIRS = ROWS  # of a tap and a channel, whose sums are in registers
 _SMALL, _LARGE = 256, 2048  # results in a block: of several pictures; of some rows of one
 
 
@@ -36,7 +32,7 @@ def filter_gradient(
     None of the shapes is empty. The output does not depend on the number of threads.
     """
     filters, channels, height, width = w.shape
-    filters, side = filters // groups, min(channels, _VECTOR)
+    filters, side = filters // groups, min(channels, VECTOR)
     panels, blocks = -(-filters // _FILTERS), -(-channels // side)
     # Pictures are divided into parts where filters are too few to be shared out to 16 threads.
     parts = min(len(x), 1 << max(0, (16 // panels).bit_length() - 1))
@@ -119,9 +115,11 @@ def _filter_gradient(
                         for pair in range(0, pairs, _PAIRS):
                             counts = count, length, columns
                             steps = plane, row_stride * line, column_stride * side
-                            _add_products(
-                                totals, into, copied, start + pair, results, *counts, *steps
-                            )
+                            at = start + pair
+                            add_products(
+                                totals, into, _FILTERS, True, copied, at, 1, results, 0, counts,
+                                steps,
+                            )  # fmt: skip
                             into += _PAIRS * _FILTERS
 
 
@@ -130,103 +128,17 @@ def _copy_columns(  # type: ignore[no-untyped-def]
     target, to, to_step, source, at, at_step, columns, wide
 ) -> None:
     """Copy some numbers side by side, for each column."""
-    if wide == _VECTOR:
+    if wide == VECTOR:
         for column in range(columns):
-            _copy_vector(target, to + column * to_step, source, at + column * at_step)
-    elif wide == 2 * _VECTOR:
+            copy_vector(target, to + column * to_step, source, at + column * at_step)
+    elif wide == 2 * VECTOR:
         for column in range(columns):
             to_column, at_column = to + column * to_step, at + column * at_step
-            _copy_vector(target, to_column, source, at_column)
-            _copy_vector(target, to_column + _VECTOR, source, at_column + _VECTOR)
+            copy_vector(target, to_column, source, at_column)
+            copy_vector(target, to_column + VECTOR, source, at_column + VECTOR)
     elif wide == to_step == at_step:
         target[to : to + columns * wide] = source[at : at + columns * wide]
     else:
         for column in range(columns):
             for number in range(wide):
                 target[to + column * to_step + number] = source[at + column * at_step + number]
-
-
-# Vectors, which numba's language lacks: both functions write LLVM's.
-
-
-@intrinsic
-def _copy_vector(typing, target, to, source, at):  # type: ignore[no-untyped-def]
-    """Copy a vector from one position to another, both of contiguous arrays."""
-
-    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        places = zip(signature.args[::2], arguments[::2], arguments[1::2], strict=True)
-        into, vector = (_vector(builder, _address(context, builder, *each)) for each in places)
-        builder.store(builder.load(vector, align=4), into, align=4)
-        return context.get_dummy_value()
-
-    return types.void(target, types.intp, source, types.intp), generate
-
-
-@intrinsic
-def _add_products(  # type: ignore[no-untyped-def]
-    typing, sums, into, x, start, g, pictures, rows, columns, picture_step, row_step, column_step
-):
-    """Add ``x[pixel + pair] g[result, filter]``, over pixels and results, to each of the sums.
-
-    These are ``sums[into:]``, (pair, filter). The pixels are reached from ``x[start]`` by steps;
-    g has results one after the other.
-    """
-
-    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        into, start = arguments[1], arguments[3]
-
-        def address(operand: int, position: Any) -> Any:
-            return _address(context, builder, signature.args[operand], arguments[operand], position)
-
-        # LLVM keeps in registers what a function has allocated for itself.
-        offsets = (_index(_VECTOR * number) for number in range(2 * _PAIRS))
-        places = [_vector(builder, address(0, builder.add(into, offset))) for offset in offsets]
-        totals = [
-            cgutils.alloca_once_value(builder, builder.load(place, align=4)) for place in places
-        ]
-        result = cgutils.alloca_once_value(builder, _index(0))
-        with ExitStack() as loops:
-            pixel = start
-            for count, step in zip(arguments[5:8], arguments[8:], strict=True):
-                loop = loops.enter_context(cgutils.for_range(builder, count))
-                pixel = builder.add(pixel, builder.mul(loop.index, step))
-            first = builder.load(result)
-            second = builder.add(first, _index(_VECTOR))
-            builder.store(builder.add(second, _index(_VECTOR)), result)
-            halves = [_vector(builder, address(4, position)) for position in (first, second)]
-            filters = [builder.load(half, align=4) for half in halves]
-            for number in range(_PAIRS):
-                one = builder.load(address(2, builder.add(pixel, _index(number))))
-                spread = _spread(builder, one)
-                for half, total in zip(filters, totals[2 * number :][:2], strict=True):
-                    # A product and a sum may be one instruction, rounded once.
-                    product = builder.fmul(spread, half, flags=("contract",))
-                    added = builder.fadd(builder.load(total), product, flags=("contract",))
-                    builder.store(added, total)
-        for place, total in zip(places, totals, strict=True):
-            builder.store(builder.load(total), place, align=4)
-        return context.get_dummy_value()
-
-    index = types.intp
-    return types.void(sums, index, x, index, g, *[index] * 6), generate
-
-
-def _index(number: int) -> ir.Constant:
-    return ir.Constant(ir.IntType(64), number)
-
-
-def _address(context: Any, builder: Any, kind: Any, array: Any, position: Any) -> Any:
-    return builder.gep(context.make_array(kind)(context, builder, array).data, [position])
-
-
-def _vector(builder: Any, address: Any) -> Any:
-    """The vector that begins at the address of a number."""
-    return builder.bitcast(address, ir.VectorType(ir.FloatType(), _VECTOR).as_pointer())
-
-
-def _spread(builder: Any, number: Any) -> Any:
-    """A vector of equal numbers."""
-    undefined = ir.Constant(ir.VectorType(ir.FloatType(), _VECTOR), ir.Undefined)
-    first = builder.insert_element(undefined, number, _index(0))
-    zeros = ir.Constant(ir.VectorType(ir.IntType(32), _VECTOR), [0] * _VECTOR)
-    return builder.shuffle_vector(first, first, zeros)

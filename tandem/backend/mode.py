@@ -10,7 +10,6 @@ from tandem.backend.channel import Channel
 from tandem.backend.gpu_rewrites import GPU, TRITON
 from tandem.backend.inner_graphs import REWRITES
 from tandem.backend.linker import DeviceLinker
-from tandem.backend.lowering.convolution import has_nnpack
 from tandem.backend.norm_rewrites import BY_LOOPS
 from tandem.backend.precision import Precision, ProductPrecision, set_tf32
 from tandem.backend.regions import REGIONS
@@ -18,7 +17,7 @@ from tandem.backend.runtime import as_device, require_compiler
 from tandem.backend.schedule import Observe, Results
 from tandem.compilers import missing_for_triton
 from tandem.errors import InputError
-from tandem.processor import Convolutions, describe_processor, prefers_fft
+from tandem.processor import Convolutions, describe_processor, prefers_winograd
 
 
 def device_mode(
@@ -58,8 +57,8 @@ def device_mode(
         the whole process, and this sets it.
     channels_last : bool
         Whether convolutions take the channels of a pixel side by side.
-    convolutions : "auto", "direct" or "fft"
-        On a CPU, "fft": by FFT where it is expected to be faster, if PyTorch has NNPACK;
+    convolutions : "auto", "direct" or "winograd"
+        On a CPU, "winograd": by Winograd's products where they are expected to be faster;
         "auto" decides by the processor.
     tune : bool
         With `compile`, try several kernels for each convolution and product, which takes minutes.
@@ -106,9 +105,9 @@ def device_mode(
         allowed = ", ".join(get_args(Convolutions))
         raise InputError(f"convolutions is {convolutions!r}; allowed are {allowed}")
     if convolutions == "auto":
-        convolutions = "fft" if prefers_fft(describe_processor()) else "direct"
-    by_fft = convolutions == "fft" and target.type == "cpu" and has_nnpack()
-    products = ProductPrecision(precision, channels_last, by_fft)
+        convolutions = "winograd" if prefers_winograd(describe_processor()) else "direct"
+    by_winograd = convolutions == "winograd" and target.type == "cpu"
+    products = ProductPrecision(precision, channels_last, by_winograd)
     if results not in get_args(Results):
         raise InputError(f"results is {results!r}; allowed are {', '.join(get_args(Results))}")
     if compile:

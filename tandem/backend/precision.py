@@ -37,7 +37,9 @@ class ProductPrecision:
 
     precision: Precision = "float32"  # of the operands of convolutions and matrix products
     channels_last: bool = False  # of images and filters; values are the same to rounding
-    by_fft: bool = False  # convolutions of float32, where a count of operations predicts a gain
+    by_winograd: bool = (
+        False  # convolutions of float32, where a count of operations predicts a gain
+    )
 
     def __post_init__(self) -> None:
         if self.precision not in get_args(Precision):
@@ -81,8 +83,8 @@ def fit(lowering: Lowering, node: Apply, precision: ProductPrecision) -> Lowerin
         and all(v.type.dtype != "float64" for v in (*node.inputs, *node.outputs))
         and all(node.inputs[index].type.dtype == "float32" for index in lowering.factors)
     )
-    if precision.by_fft and not narrow and lowering.fft is not None:
-        return replace(lowering, call=lowering.fft)
+    if precision.by_winograd and not narrow and lowering.winograd is not None:
+        return replace(lowering, call=lowering.winograd)
     channels_last = precision.channels_last and lowering.images
     if not (narrow or channels_last):
         return lowering

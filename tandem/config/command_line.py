@@ -28,7 +28,7 @@ _NO_PORT = "trainers and loaders are connected by pipes and shared memory, which
 _RANKS = "mpirun or torchrun starts ranks, see docs/clusters.md; on one machine use devices"
 
 RETIRED: Mapping[str, str] = {
-    "lib_conv": "convolutions chooses on a CPU (direct: oneDNN; fft: NNPACK); GPUs use cuDNN",
+    "lib_conv": "convolutions chooses on a CPU (direct or winograd); GPUs use cuDNN",
     **dict.fromkeys(("gpu", "gpu0", "gpu1"), _USE_DEVICES),
     **dict.fromkeys(("sock_data", "sock_data0", "sock_data1", "sock_para", "sock_gpu"), _NO_PORT),
     "dir_head": "use data_folder; the other data folders are relative to it",

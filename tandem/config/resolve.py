@@ -22,7 +22,7 @@ from tandem.layers.choices import metrics_of
 from tandem.layers.monitored import check_monitor
 from tandem.layers.training_pass import is_below
 from tandem.optim import OPTIMIZERS
-from tandem.processor import describe_processor, prefers_fft
+from tandem.processor import describe_processor, prefers_winograd
 from tandem.registry import check
 
 log = logging.getLogger(__name__)
@@ -63,8 +63,8 @@ def resolve(config: Config, ranks: Sequence[RankInfo] = ()) -> Config:
         check(registry.setting, registry.chosen(settings), facts)
     if config.precision == "tf32" and not facts.on_gpu:
         raise InputError("precision: tf32 is a format of GPUs; on cpu use float32 or bfloat16")
-    if config.convolutions == "fft" and facts.on_gpu:
-        raise InputError("convolutions: fft is for CPUs; on GPUs cuDNN chooses")
+    if config.convolutions == "winograd" and facts.on_gpu:
+        raise InputError("convolutions: winograd is for CPUs; on GPUs cuDNN chooses")
     if config.trace == "ops":
         _check_traced_ops(config, facts)
     keeps = _keeps_data(config, facts)
@@ -372,8 +372,8 @@ def _compiles(config: Config, ranks: Sequence[RankInfo]) -> bool:
 def _convolutions(facts: RunFacts, ranks: Sequence[RankInfo]) -> str:
     """Resolve ``convolutions: auto``, alike for trainers on different processors."""
     processors = [rank.processor for rank in ranks] or [describe_processor()]
-    by_fft = not facts.on_gpu and all(prefers_fft(name) for name in processors)
-    return "fft" if by_fft else "direct"
+    by_winograd = not facts.on_gpu and all(prefers_winograd(name) for name in processors)
+    return "winograd" if by_winograd else "direct"
 
 
 def _keeps_data(config: Config, facts: RunFacts) -> bool:

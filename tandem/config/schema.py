@@ -294,7 +294,7 @@ class Trainers(Section):
     )
     convolutions: Convolutions = key(
         "auto",
-        "on CPUs: direct, by oneDNN, or fft, by NNPACK; auto: by the processor",
+        "on CPUs: direct, or winograd, with fewer products; auto: by the processor",
         affects_bits=True,
     )
     exchange: str = key(

@@ -10,7 +10,7 @@ import numpy as np
 import pytensor.tensor as pt
 from numpy.lib.stride_tricks import sliding_window_view
 from pytensor.gradient import disconnected_type
-from pytensor.graph.basic import Apply
+from pytensor.graph.basic import Apply, Constant
 from pytensor.tensor.variable import TensorVariable
 
 from tandem.ops.base import (
@@ -298,47 +298,39 @@ def conv2d(
     return op(x, w, b)
 
 
-TILE = 16
-"""Rows and columns of the tiles that NNPACK transforms."""
+TILE = 6
+"""Rows and columns of the tiles of Winograd's convolutions."""
 
-# Times on Zen 4 in multiplications of two numbers, fitted to layers of AlexNet, VGG and GoogLeNet.
-_TO_MOVE_TILE = 44_000  # to transform a tile of a channel or of a result, and to lay it out
-_TO_TRANSFORM_FILTER = 12_000
-_PRODUCTS_OF_TILE = TILE * TILE // 2 * 4  # half of it, since numbers are real; four each
+# Times with AVX2 in multiplications of two numbers, fitted to layers of AlexNet, VGG and ResNets.
+_TO_MULTIPLY = 1.15
+_TO_MOVE = 25  # to transform a number of a tile of a channel, or of a result
+_TO_TRANSFORM_FILTER = 45  # for each number that it then has
 
 
-def fft_pays(node: Apply) -> bool:
-    """Return whether NNPACK should compute a convolution or a gradient, where it is preferred.
+def winograd_pays(node: Apply) -> bool:
+    """Return whether Winograd's products take less time than those of each pixel with each tap.
 
-    It uses tiles of 16 x 16 pixels and Fourier's transform unless four tiles of 8 x 8 suffice, for
-    which, with 3 x 3 filters, it uses Winograd's: that rounds a hundred times more coarsely than
-    the sum itself, and is avoided. Fewer multiplications must make up for the transforms, for which
-    it takes enough channels.
+    These are of filters of 3 x 3 or 5 x 5 with stride 1, a convolution's or a gradient's. Fewer
+    multiplications must make up for the transforms, for which it takes enough channels and tiles.
     """
     op: Any = node.op
     x, w = node.inputs[:2]
     y = node.outputs[0] if isinstance(op, Conv2d) else node.inputs[2]
     shapes = [v.type.shape for v in (x, w, y)]
-    plain = op.stride == op.dilation == (1, 1) and op.pad[0] == op.pad[1]
+    plain = op.stride == op.dilation == (1, 1)
     if any(None in shape for shape in shapes) or not plain or x.type.dtype != "float32":
         return False
     (batch, _, *image), (filters, channels, side, columns), (*_, height, width) = shapes
-    if side != columns or not 3 <= side <= 8:
+    if side != columns or side not in {3, 5}:
         return False
-    multiplications = side**2 * height * width
+    direct = side**2 * height * width * batch * channels * filters
     if isinstance(op, Conv2dInputGrad):  # a convolution of g that must not crop it
-        if op.pad[0] >= side:
+        if max(op.pad) >= side:
             return False
         height, width = image
-    if isinstance(op, Conv2dWeightGrad) and height != width:
-        return False
-    large, small = (
-        -(-height // (n + 1 - side)) * -(-width // (n + 1 - side)) for n in (TILE, TILE // 2)
-    )
-    tiles, filters = batch * large, filters // op.groups
-    products = tiles * channels * filters * _PRODUCTS_OF_TILE
-    moved = tiles * (channels + filters) * _TO_MOVE_TILE
-    # A gradient's filters are results, whose transforms take as long as those of two filters.
-    turned = channels * filters * _TO_TRANSFORM_FILTER * (1 + isinstance(op, Conv2dWeightGrad))
-    direct = batch * channels * filters * multiplications
-    return small > 4 * large and products + moved + turned < direct
+    m = TILE + 1 - side
+    tiles, filters = batch * -(-height // m) * -(-width // m), filters // op.groups
+    pairs = channels * filters
+    each = tiles * pairs * _TO_MULTIPLY + tiles * (channels + filters) * _TO_MOVE
+    transformed = 0 if isinstance(w, Constant) else pairs * _TO_TRANSFORM_FILTER
+    return op.groups * TILE**2 * (each + transformed) < direct

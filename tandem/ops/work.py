@@ -52,7 +52,7 @@ from tandem.ops.conv import (
     Conv2dBiasGrad,
     Conv2dInputGrad,
     Conv2dWeightGrad,
-    fft_pays,
+    winograd_pays,
 )
 from tandem.ops.crop import CropMirror
 from tandem.ops.ctc import CTC
@@ -67,7 +67,7 @@ from tandem.ops.region import Region
 from tandem.ops.relu import Relu, ReluGrad
 
 CONVOLUTIONS = ("convolution", "convolution input", "convolution weight")
-SHAPES = ("", " large", " fft", " large fft", " 1x1", " image", " depthwise")
+SHAPES = ("", " large", " winograd", " large winograd", " 1x1", " image", " depthwise")
 KINDS = (
     *(kind + shape for kind in CONVOLUTIONS for shape in SHAPES),
     "product",
@@ -93,8 +93,8 @@ KINDS = (
 A convolution, and its gradient with respect to its images ("input") or filters ("weight"), is
 " depthwise" if each channel is a group, else " image" if it has at most `IMAGE_CHANNELS` channels,
 else " 1x1" if its filters have one pixel, else " large" if its images have at least `LARGE` pixels,
-and then " fft" too where `tandem.ops.conv.fft_pays`, whatever computes it. A "move" only copies,
-and a "view" does not even that.
+and then " winograd" too where `tandem.ops.conv.winograd_pays`, whatever computes it. A "move" only
+copies, and a "view" does not even that.
 """
 
 IMAGE_CHANNELS = 4
@@ -256,7 +256,7 @@ def _conv_kind(kind: str, node: Apply) -> str:
     if lengths(w)[2:] == (1, 1):
         return f"{kind} 1x1"
     large = " large" if prod(lengths(x)[2:]) >= LARGE else ""
-    return f"{kind}{large} fft" if fft_pays(node) else f"{kind}{large}"
+    return f"{kind}{large} winograd" if winograd_pays(node) else f"{kind}{large}"
 
 
 @_work.register(Dot)

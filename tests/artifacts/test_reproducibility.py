@@ -27,7 +27,7 @@ def config(tmp_path_factory: pytest.TempPathFactory) -> Config:
         "devices": ("cpu", "cpu"),
         "threads": 1,
         "compile": False,
-        "convolutions": "fft",
+        "convolutions": "winograd",
         "exchange": "average",
         "precision": "float32",
         "use_data_layer": False,
@@ -86,7 +86,7 @@ def test_a_run_in_float32_continues_where_auto_stands_for_it(config: Config) -> 
         ({"devices": ("cpu",)}, "trainers 2 in the checkpoint, now 1"),
         ({"threads": 2}, "threads 1 in the checkpoint, now 2"),
         ({"compile": True}, "compile false in the checkpoint, now true"),
-        ({"convolutions": "direct"}, "convolutions fft in the checkpoint, now direct"),
+        ({"convolutions": "direct"}, "convolutions winograd in the checkpoint, now direct"),
         ({"exchange": "gradients"}, "exchange average in the checkpoint, now gradients"),
         ({"precision": "float64"}, "precision float32 in the checkpoint, now float64"),
         (

@@ -1,4 +1,4 @@
-"""Which convolutions are computed by FFT, and that it rounds no more coarsely than sums do."""
+"""Which convolutions are computed by Winograd's products, and what constant filters spare."""
 
 import re
 import subprocess
@@ -12,174 +12,119 @@ import pytest
 import torch
 
 from examples.resident_step import ResidentStep, Sizes
-from tandem.backend import device_mode
+from tandem.backend import device_mode, winograd_loops
 from tandem.backend.lowering import lower
 from tandem.backend.mode import Convolutions
 from tandem.backend.precision import ProductPrecision, fit
-from tandem.ops.conv import Conv2dInputGrad, Conv2dWeightGrad, conv2d, fft_pays
+from tandem.ops.conv import Conv2dInputGrad, Conv2dWeightGrad, conv2d, winograd_pays
 from tests.support.check_function import PYTHON, results
 from tests.support.lowering_cases import Case, large_convolutions
-
-needs_nnpack = pytest.mark.skipif(
-    not torch.backends.nnpack.is_available(), reason="this PyTorch has no NNPACK"
-)
 
 
 @pytest.fixture
 def free_transforms(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Small convolutions are computed by FFT, too, and every gradient that may be."""
-    monkeypatch.setattr("tandem.backend.lowering.convolution._vectors_are_short", lambda: False)
-    for name in ("_TO_MOVE_TILE", "_TO_TRANSFORM_FILTER"):
+    """Small convolutions are computed by Winograd's products, too."""
+    for name in ("_TO_MOVE", "_TO_TRANSFORM_FILTER"):
         monkeypatch.setattr(f"tandem.ops.conv.{name}", 0)
 
 
 by_free_transforms = pytest.mark.usefixtures("free_transforms")
 
 
-def by_fft(function: Any) -> list[str]:
-    """The convolutions of a function and their gradients that are computed by FFT."""
+def by_winograd(function: Any) -> list[str]:
+    """The convolutions and gradients of a function that are computed by Winograd's products."""
     program: Any = function.vm
     lines = program.program.source.splitlines()
     found = []
     for number, node in program.program.nodes.items():
         function = re.search(r"= (f\d+)\(", lines[number - 1])
         call = program.program.run.__globals__[function[1]] if function else None
-        if "by_fft" in getattr(call, "__qualname__", ""):
+        if "by_winograd" in getattr(call, "__qualname__", ""):
             found.append(type(node.op).__name__)
     return found
 
 
-def fft_layers(sizes: Sizes, convolutions: Convolutions) -> list[str]:
+def winograd_layers(sizes: Sizes, convolutions: Convolutions) -> list[str]:
     """Those of a training step."""
     step = ResidentStep(device_mode("cpu", convolutions=convolutions), sizes)
-    return by_fft(step.functions[0])
-
-
-def computed(dtype: str, batch: int, channels: int, side: int, length: int) -> list[np.ndarray]:
-    rng = np.random.default_rng(0)
-    shapes = [(batch, channels, length, length), (channels, channels, side, side), (channels,)]
-    values = [rng.normal(size=shape).astype("float32").astype(dtype) for shape in shapes]
-    x, w, b = (pt.tensor(dtype=dtype, shape=shape) for shape in shapes)
-    y = conv2d(x, w, b, pad=side // 2)
-    g = rng.normal(size=y.type.shape).astype("float32").astype(dtype)
-    outputs = [y, *pytensor.grad((y * g).sum(), [x, w])]
-    mode = device_mode(convolutions="fft")
-    return pytensor.function([x, w, b], outputs, mode=mode)(*values)
-
-
-@needs_nnpack
-@by_free_transforms
-@pytest.mark.parametrize(("side", "length"), [(3, 13), (5, 27), (7, 9)])
-def test_fft_rounds_no_more_coarsely_than_sums(side: int, length: int) -> None:
-    """Sums of n random terms are off by some sqrt(n) roundings, of 6e-8 each."""
-    exact = computed("float64", 16, 32, side, length)
-    rounded = computed("float32", 16, 32, side, length)
-    terms = 32 * side**2, 32 * side**2, 16 * length**2
-    for one, other, count in zip(exact, rounded, terms, strict=True):
-        error = np.sqrt(np.mean((one - other) ** 2) / np.mean(one**2))
-        assert 0 < error < np.sqrt(count) * 2.0**-24
-
-
-@needs_nnpack
-@by_free_transforms
-@pytest.mark.parametrize("groups", [1, 2])
-@pytest.mark.parametrize(("side", "length"), [(3, 13), (5, 27)])
-def test_threads_share_a_convolution_without_changing_a_bit(
-    side: int, length: int, groups: int
-) -> None:
-    rng = np.random.default_rng(1)
-    shapes = [(16, 12, length, length), (10, 12 // groups, side, side), (10,)]
-    x, w, b = (pt.tensor(dtype="float32", shape=shape) for shape in shapes)
-    y = conv2d(x, w, b, pad=side // 2, groups=groups)
-    outputs = [y, *pytensor.grad((y**2).sum(), [x, w])]
-    step = pytensor.function([x, w, b], outputs, mode=device_mode(convolutions="fft"))
-    assert sorted(by_fft(step)) == ["Conv2d", "Conv2dInputGrad", "Conv2dWeightGrad"]
-    values = [rng.normal(size=shape).astype("float32") for shape in shapes]
-    threads = torch.get_num_threads()
-    found = []
-    try:
-        for count in (1, 2, 3, 8):
-            torch.set_num_threads(count)
-            found.append(step(*values))
-    finally:
-        torch.set_num_threads(threads)
-    for other in found[1:]:
-        for one, two in zip(found[0], other, strict=True):
-            np.testing.assert_array_equal(one, two)
+    return by_winograd(step.functions[0])
 
 
 @pytest.mark.slow
-@needs_nnpack
-@pytest.mark.parametrize("short", [False, True])
-def test_the_papers_network_takes_fft_for_all_but_the_first_layer(
-    short: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """With short vectors the gradients of filters of 3 x 3 are left to a loop."""
-    monkeypatch.setattr("tandem.backend.lowering.convolution._vectors_are_short", lambda: short)
-    paper, demo = Sizes(64, 227, 256, 10, 1.0), Sizes(64, 67, 76, 10, 1.0)
-    of_filters = ["Conv2dWeightGrad"] * (1 if short else 4)
-    found = fft_layers(paper, "fft")
-    assert sorted(found) == ["Conv2d"] * 4 + ["Conv2dInputGrad"] * 4 + of_filters
-    assert fft_layers(paper, "direct") == []
-    assert fft_layers(demo, "fft") == []
+def test_the_papers_network_takes_winograd_for_all_but_the_first_layer() -> None:
+    paper, demo = Sizes(64, 227, 256, 10, 1.0), Sizes(64, 67, 76, 10, 0.125)
+    found = winograd_layers(paper, "winograd")
+    kinds = "Conv2d", "Conv2dInputGrad", "Conv2dWeightGrad"
+    assert sorted(found) == [kind for kind in kinds for _ in range(4)]
+    assert winograd_layers(paper, "direct") == []
+    assert winograd_layers(demo, "winograd") == []
 
 
-@needs_nnpack
 @by_free_transforms
 @pytest.mark.parametrize("case", large_convolutions(), ids=str)
 @pytest.mark.parametrize("compiled", [False, pytest.param(True, marks=pytest.mark.slow)])
-def test_fft_equals_pytensor(case: Case, compiled: bool) -> None:
+def test_winograd_equals_pytensor(case: Case, compiled: bool) -> None:
     inputs, outputs, values = case.build()
     expected = results(inputs, outputs, values, PYTHON)
-    mode = device_mode(compile=compiled, convolutions="fft")
+    mode = device_mode(compile=compiled, convolutions="winograd")
     (got,) = results(inputs, outputs, values, mode)
     np.testing.assert_allclose(got, expected[0], 1e-4, 1e-5 * np.abs(expected[0]).max())
 
 
-@needs_nnpack
 @by_free_transforms
 @pytest.mark.parametrize(
     ("stride", "pad", "side", "length"),
-    [(2, 1, 3, 13), (1, 1, 3, 12), (1, 0, 1, 13)],
-    ids=["stride", "Winograd's tiles", "one tap"],
+    [(2, 1, 3, 13), (1, 0, 1, 13), (1, 3, 7, 13)],
+    ids=["stride", "one tap", "seven taps a side"],
 )
-def test_where_fft_cannot_pay_the_sum_is_computed(
+def test_where_winograd_cannot_pay_the_sum_is_computed(
     stride: int, pad: int, side: int, length: int
 ) -> None:
     x = pt.tensor(dtype="float32", shape=(64, 32, length, length))
     w = pt.tensor(dtype="float32", shape=(32, 32, side, side))
     node = conv2d(x, w, stride=stride, pad=pad).owner
-    assert lower(node.op, node, device=torch.device("cpu"), compiled=False).fft is None
+    assert lower(node.op, node, device=torch.device("cpu"), compiled=False).winograd is None
 
 
 @pytest.mark.parametrize(
     ("batch", "channels", "filters", "side", "length", "groups", "expected"),
     [
-        (64, 96, 256, 5, 27, 2, (True, True, True)),
-        (64, 384, 256, 3, 13, 2, (True, True, True)),
-        (16, 256, 256, 3, 14, 1, (True, True, False)),
-        (16, 128, 128, 3, 28, 1, (True, True, True)),
-        (16, 64, 64, 3, 56, 1, (False, False, False)),
-        (16, 32, 96, 3, 28, 1, (False, False, False)),
-        (16, 32, 96, 5, 14, 1, (False, False, False)),
+        (64, 96, 256, 5, 27, 2, True),
+        (64, 384, 256, 3, 13, 2, True),
+        (64, 16, 16, 3, 32, 1, False),
+        (64, 32, 32, 3, 16, 1, True),
+        (64, 64, 64, 3, 8, 1, True),
+        (64, 512, 512, 3, 4, 1, True),
+        (64, 512, 512, 3, 2, 1, False),
+        (16, 512, 512, 3, 7, 1, True),
+        (16, 64, 64, 3, 56, 1, True),
+        (64, 3, 64, 3, 32, 1, False),
     ],
 )
-def test_fft_pays_where_it_was_measured_to_be_faster(
+def test_winograd_pays_where_it_was_measured_to_be_faster(
     batch: int,
     channels: int,
     filters: int,
     side: int,
     length: int,
     groups: int,
-    expected: tuple[bool, ...],
+    expected: bool,
 ) -> None:
-    """Layers 2 and 5 of AlexNet, then ResNet-50's and GoogLeNet's, on Zen 4."""
+    """Layers 2 and 5 of AlexNet, ResNet-32's, VGG's and ResNet-50's, with AVX2."""
     x = pt.tensor(dtype="float32", shape=(batch, channels, length, length))
     w = pt.tensor(dtype="float32", shape=(filters, channels // groups, side, side))
     pad = side // 2
     y = conv2d(x, w, pad=pad, groups=groups)
     gradients = [kind(1, pad, groups)(x, w, y) for kind in (Conv2dInputGrad, Conv2dWeightGrad)]
-    assert tuple(fft_pays(v.owner) for v in (y, *gradients)) == expected
+    assert [winograd_pays(v.owner) for v in (y, *gradients)] == [expected] * 3
+
+
+def test_one_picture_takes_winograd_where_its_filters_are_constant() -> None:
+    x = pt.tensor(dtype="float32", shape=(1, 256, 13, 13))
+    w = np.zeros((384, 256, 3, 3), "float32")
+    variable = pt.tensor(dtype="float32", shape=w.shape)
+    assert not winograd_pays(conv2d(x, variable, pad=1).owner)
+    assert winograd_pays(conv2d(x, pt.constant(w), pad=1).owner)
 
 
 @by_free_transforms
@@ -192,22 +137,22 @@ def test_a_padding_as_wide_as_the_filters_leaves_the_gradient_direct() -> None:
         length = 13 + 2 * pad - 2
         g = pt.tensor(dtype="float32", shape=(64, 32, length, length))
         node = Conv2dInputGrad(1, pad, 1)(x, w, g).owner
-        found.append(lower(node.op, node, device=torch.device("cpu"), compiled=False).fft)
+        found.append(lower(node.op, node, device=torch.device("cpu"), compiled=False).winograd)
     assert found[0] is not None
     assert found[1] is None
 
 
 @by_free_transforms
-def test_fft_is_for_float32_on_cpus() -> None:
+def test_winograd_is_for_float32_on_cpus() -> None:
     x = pt.tensor(dtype="float32", shape=(64, 32, 13, 13))
     w = pt.tensor(dtype="float32", shape=(32, 32, 3, 3))
     node = conv2d(x, w, pt.vector(dtype="float32", shape=(32,)), pad=1).owner
     cpu, gpu = (
         lower(node.op, node, device=torch.device(name), compiled=False) for name in ("cpu", "cuda")
     )
-    assert gpu.fft is None
-    assert fit(cpu, node, ProductPrecision(by_fft=True)).call is cpu.fft
-    assert fit(cpu, node, ProductPrecision("bfloat16", by_fft=True)).call is not cpu.fft
+    assert gpu.winograd is None
+    assert fit(cpu, node, ProductPrecision(by_winograd=True)).call is cpu.winograd
+    assert fit(cpu, node, ProductPrecision("bfloat16", by_winograd=True)).call is not cpu.winograd
 
 
 _STEPS = """
@@ -215,9 +160,9 @@ import hashlib
 from examples.resident_step import ResidentStep, Sizes
 from tandem.backend import device_mode, set_threads
 from tandem.ops import conv
-conv._TO_MOVE_TILE = conv._TO_TRANSFORM_FILTER = 0  # so that small layers are by FFT
+conv._TO_MOVE = conv._TO_TRANSFORM_FILTER = 0  # so that small layers take Winograd's
 set_threads(2)
-for convolutions in ("direct", "fft"):
+for convolutions in ("direct", "winograd"):
     step = ResidentStep(device_mode(convolutions=convolutions), Sizes(16, 227, 256, 10, 0.25))
     for _ in range(2):
         step.run()
@@ -262,6 +207,27 @@ def test_constant_filters_are_converted_once_and_change_no_bit(
     assert len(kept) == 1
 
 
+def test_constant_filters_are_transformed_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    calls, transform = [], winograd_loops.transform_filters
+    monkeypatch.setattr(
+        winograd_loops, "transform_filters", lambda *a, **k: calls.append(a) or transform(*a, **k)
+    )
+    rng = np.random.default_rng(0)
+    filters, value = (
+        rng.normal(size=s).astype("float32") for s in ((32, 32, 3, 3), (8, 32, 16, 16))
+    )
+    x = pt.tensor("x", dtype="float32", shape=value.shape)
+    w = pt.tensor("w", dtype="float32", shape=filters.shape)
+    mode = device_mode(convolutions="winograd")
+    varying = pytensor.function([x, w], conv2d(x, w, pad=1), mode=mode)
+    fixed = pytensor.function([x], conv2d(x, pt.constant(filters), pad=1), mode=mode)
+    expected = varying(value, filters)
+    assert len(calls) == 1
+    for _ in range(3):
+        np.testing.assert_array_equal(fixed(value), expected)
+    assert len(calls) == 2
+
+
 def test_constant_filters_of_one_dilated_tap() -> None:
     w, b = np.full((2, 1, 1, 1), 3, "float32"), np.ones(2, "float32")
     x = pt.tensor("x", dtype="float32", shape=(None, 1, None, None))
@@ -283,22 +249,20 @@ def test_two_processes_compute_the_same_bits() -> None:
     assert all(process.returncode == 0 for process in processes)
     assert found[0] == found[1]
     assert len(found[0]) == 2
-    if torch.backends.nnpack.is_available():
-        assert found[0][0] != found[0][1]
+    assert found[0][0] != found[0][1]
 
 
 _STEP = """
 import sys
 from examples.resident_step import ResidentStep, Sizes
-from tandem.backend import device_mode
+from tandem.backend import device_mode, winograd_loops
 from tandem.ops import conv
-conv._TO_MOVE_TILE = conv._TO_TRANSFORM_FILTER = 0
-ResidentStep(device_mode(convolutions="fft"), Sizes(2, 227, 256, 10, 0.25)).run()
+conv._TO_MOVE = conv._TO_TRANSFORM_FILTER = 0
+ResidentStep(device_mode(convolutions="winograd"), Sizes(2, 227, 256, 10, 0.25)).run()
 print([name for name in ("torch._dynamo", "torch._inductor", "sympy") if name in sys.modules])
 """
 
 
-@needs_nnpack
 def test_a_step_that_is_not_compiled_imports_no_compiler() -> None:
     """The import of PyTorch's takes 3 s, and was made by the first call of each run."""
     command = [sys.executable, "-c", _STEP]

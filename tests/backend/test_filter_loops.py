@@ -9,38 +9,8 @@ import torch
 
 from tandem.backend import filter_loops
 from tandem.backend.lowering import lower
-from tandem.ops.base import count_windows
 from tandem.ops.conv import Conv2dWeightGrad
-
-Pair = tuple[int, int]
-
-
-def operands(
-    pictures: int,
-    image: Pair,
-    channels: int,
-    filters: int,
-    taps: Pair,
-    stride: Pair = (1, 1),
-    pad: Pair = (0, 0),
-    groups: int = 1,
-    dtype: torch.dtype = torch.float32,
-) -> list[torch.Tensor]:
-    """Images, filters and the gradient of the result, channels-last; channels are all groups'."""
-    rng = np.random.default_rng(filters)
-    results = (count_windows(*each) for each in zip(image, taps, stride, pad, strict=True))
-    shapes = (
-        (pictures, channels, *image),
-        (filters, channels // groups, *taps),
-        (pictures, filters, *results),
-    )
-    return [
-        torch.from_numpy(rng.normal(size=shape))
-        .to(dtype)
-        .contiguous(memory_format=torch.channels_last)
-        for shape in shapes
-    ]
-
+from tests.support.images import Pair, operands
 
 CASES: dict[str, dict[str, Any]] = {
     "several pictures in a block": {
@@ -146,22 +116,6 @@ def test_short_vectors_take_the_loop(calls: list[Any]) -> None:
     values = operands(2, (6, 6), 4, 16, (3, 3), pad=(1, 1))
     lowered(values, 1, 1).call(*values)
     assert calls == [(values[2], (1, 1), (1, 1), 1)]
-
-
-@pytest.mark.parametrize(("side", "length"), [(3, 13), (5, 27)])
-def test_it_is_preferred_to_transforms_for_filters_of_three_taps_a_side(
-    side: int, length: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    x, g = (pt.tensor(dtype="float32", shape=(64, 256, length, length)) for _ in range(2))
-    w = pt.tensor(dtype="float32", shape=(256, 256, side, side))
-    node = Conv2dWeightGrad(1, side // 2).make_node(x, w, g)
-    found = []
-    for short in (False, True):
-        name = "tandem.backend.lowering.convolution._vectors_are_short"
-        monkeypatch.setattr(name, lambda short=short: short)
-        lowering = lower(node.op, node, device=torch.device("cpu"), compiled=False)
-        found.append(lowering.fft is None)
-    assert found == [False, side == 3]
 
 
 @pytest.mark.usefixtures("short_vectors")

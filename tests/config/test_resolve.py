@@ -298,7 +298,7 @@ def test_bits_depend_on_the_marked_settings(collective: str) -> None:
 
 @pytest.mark.parametrize(
     ("processors", "expected"),
-    [((AVX2, AVX2), "fft"), ((AVX_512, AVX_512), "direct"), ((AVX2, AVX_512), "direct")],
+    [((AVX2, AVX2), "winograd"), ((AVX_512, AVX_512), "direct"), ((AVX2, AVX_512), "direct")],
 )
 def test_all_trainers_compute_convolutions_alike(
     processors: tuple[str, ...], expected: str
@@ -307,15 +307,15 @@ def test_all_trainers_compute_convolutions_alike(
         RankInfo(number, (0,), (), (), name, (), "mpirun") for number, name in enumerate(processors)
     ]
     assert resolve(make_config({"devices": ["cpu"]}), ranks).convolutions == expected
-    given = resolve(make_config({"devices": ["cpu"], "convolutions": "fft"}), ranks)
-    assert given.convolutions == "fft"
+    given = resolve(make_config({"devices": ["cpu"], "convolutions": "winograd"}), ranks)
+    assert given.convolutions == "winograd"
 
 
 def test_on_gpus_convolutions_are_sums() -> None:
     here = RankInfo(0, (0,), ("A GPU",), ("id",), AVX2, (), "torchrun", bfloat16=(True,))
     assert resolve(make_config({"devices": ["cuda:0"]}), [here]).convolutions == "direct"
-    with pytest.raises(InputError, match="convolutions: fft is for CPUs"):
-        resolve(make_config({"devices": ["cuda:0"], "convolutions": "fft"}), [here])
+    with pytest.raises(InputError, match="convolutions: winograd is for CPUs"):
+        resolve(make_config({"devices": ["cuda:0"], "convolutions": "winograd"}), [here])
 
 
 @pytest.mark.parametrize(

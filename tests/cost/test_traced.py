@@ -120,7 +120,7 @@ def test_settings_of_a_trace_are_those_that_are_asked_for(tmp_path: Path) -> Non
     assert machine_of_trace(path, Config(threads=4, convolutions="direct"), 1000).speeds
     for config, expected in (
         (Config(threads=2), "threads 4; expected 2"),
-        (Config(convolutions="fft"), 'convolutions "direct"; expected "fft"'),
+        (Config(convolutions="winograd"), 'convolutions "direct"; expected "winograd"'),
     ):
         with pytest.raises(InputError, match=f"is the trace of a run with {expected}, as rates"):
             machine_of_trace(path, config, 1000)

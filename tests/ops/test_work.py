@@ -77,8 +77,8 @@ CONVOLUTIONS = [
     (1, 5, 56, 56, 1, (1, 2), 2, 0, 1, 1, " large"),
     (1, 5, 56, 55, 1, (1, 2), 2, 0, 1, 1, ""),
     (16, 1, 13, 13, 1, (3, 3), 1, 1, 1, 1, " image"),
-    (16, 5, 13, 13, 1, (3, 3), 1, 1, 1, 1, " fft"),
-    (1, 5, 56, 56, 1, (3, 3), 1, 1, 1, 1, " large fft"),
+    (16, 5, 13, 13, 1, (3, 3), 1, 1, 1, 1, " winograd"),
+    (1, 5, 56, 56, 1, (3, 3), 1, 1, 1, 1, " large winograd"),
     (2, 5, 5, 4, 7, (1, 1), 2, 0, 1, 1, " 1x1"),
     (1, 5, 56, 56, 1, (1, 1), 4, 0, 1, 1, " 1x1"),
     (2, 3, 7, 7, 4, (5, 5), (2, 1), 2, 1, 1, " image"),
@@ -117,7 +117,7 @@ def windows(image: tuple[int, int], taps: tuple[int, int], op: Any) -> Iterator[
 def test_convolutions_count_each_multiplication_and_addition(
     case: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for name in ("_TO_MOVE_TILE", "_TO_TRANSFORM_FILTER"):  # so small ones are by FFT
+    for name in ("_TO_MOVE", "_TO_TRANSFORM_FILTER"):  # so small ones take Winograd's
         monkeypatch.setattr(f"tandem.ops.conv.{name}", 0)
     batch, channels, rows, columns, filters, taps, stride, pad, groups, dilation, suffix = case
     x, b = zeros(batch, channels, rows, columns), zeros(filters)

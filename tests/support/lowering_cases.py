@@ -739,7 +739,7 @@ def _norm_cases(dtype: str) -> list[Case]:
 
 
 def large_convolutions() -> list[Case]:
-    """Convolutions large enough for NNPACK."""
+    """Convolutions of several of Winograd's tiles, and their gradients."""
     cases = []
     for side, pad, groups, batch, channels, length in (
         (5, 2, 2, 8, 64, 29),
@@ -756,6 +756,7 @@ def large_convolutions() -> list[Case]:
         cases += [
             case(f"conv2d-{name}", Conv2d(*props), x, w, sample("float32", (channels,))),
             case(f"conv2d-input-{name}", Conv2dInputGrad(*props), x, w, g),
+            case(f"conv2d-weight-{name}", Conv2dWeightGrad(*props), x, w, g),
         ]
     return cases
 

@@ -67,7 +67,7 @@ def test_memory_is_checked_before_a_function_is_called() -> None:
     assert (total.get_value() == 200).all()
 
 
-@pytest.mark.parametrize("convolutions", ["direct", "fft"])
+@pytest.mark.parametrize("convolutions", ["direct", "winograd"])
 def test_convolutions_are_those_of_the_run(
     convolutions: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

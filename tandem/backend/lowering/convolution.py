@@ -1,20 +1,16 @@
 """Convolution and its gradients on PyTorch's kernels.
 
-On a CPU PyTorch has two libraries for them: oneDNN, which multiplies each pixel with each tap, and
-NNPACK, which multiplies Fourier transforms of tiles, with three to five times fewer products and
-less rounding (Mathieu, Henaff, LeCun 2014, section 2). PyTorch by default uses oneDNN if available.
-`tandem.processor.prefers_fft` decides by the processor. oneDNN has an order of its own for filters,
-in which those that are constants are kept; others are brought into it by each call. Its gradients
-of filters are slow with AVX2: without AVX-512 a loop of our own computes most of them, or MKL.
-
-NNPACK's pool of threads and PyTorch's would wait for each other, so NNPACK is kept to one thread,
-and several calls of it run side by side.
+On a CPU PyTorch's library for them is oneDNN, which multiplies each pixel with each tap. Where
+`tandem.processor.prefers_winograd`, loops of our own compute those of 3 x 3 and 5 x 5 taps with
+three to four times fewer products, if there are enough channels. oneDNN has an order of its own for
+filters, in which those that are constants are kept; others are brought into it by each call. Its
+gradients of filters are slow with AVX2: without AVX-512 another loop computes most of the rest, or
+MKL.
 """
 
-from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Sequence
 from functools import cache
-from itertools import pairwise
+from typing import Any
 
 import numpy as np
 import torch
@@ -24,12 +20,11 @@ from pytensor.graph.basic import Apply, Constant
 from tandem.backend.lowering.registry import Lowering, computed, lower, torch_dtype
 from tandem.ops.base import count_windows
 from tandem.ops.conv import (
-    TILE,
     Conv2d,
     Conv2dBiasGrad,
     Conv2dInputGrad,
     Conv2dWeightGrad,
-    fft_pays,
+    winograd_pays,
 )
 from tandem.processor import describe_processor, has_short_vectors
 
@@ -49,26 +44,42 @@ def lower_conv2d(op: Conv2d, node: Apply, device: torch.device, compiled: bool) 
         # Factors are rounded and a bias is not; torch.compile fuses the sum with what follows.
         return F.conv2d(x, w, None, stride, pad, dilation, groups).to(b.dtype) + b[:, None, None]
 
-    convolve = _fft_convolution_operator if compiled else _fft_convolution
-
-    def by_fft(x: Tensor, w: Tensor, b: Tensor | None = None) -> Tensor:
-        return convolve(x, w, b, pad[0], groups)
-
     _, w, b = node.inputs
+    fixed = isinstance(w, Constant) and device.type == "cpu" and not compiled
     call: Callable[..., Tensor] = direct
-    if isinstance(w, Constant) and device.type == "cpu" and not compiled:
-        call = _with_kept_filters(op, w, direct) if torch.backends.mkldnn.is_available() else direct
-    variant = by_fft if fft_pays(node) and device.type == "cpu" else None
+    if fixed and torch.backends.mkldnn.is_available():
+        call = _with_kept_filters(op, w.type.shape, direct)
+    variant: Callable[..., Tensor] | None = None
+    if winograd_pays(node) and device.type == "cpu":
+        variant = _by_winograd(op, fixed, compiled)
     without_bias = isinstance(b, Constant) and not np.any(b.data)
     omit = frozenset([2]) if without_bias else frozenset[int]()
-    return computed(call, factors=(0, 1), images=True, fft=variant, omit=omit)
+    return computed(call, factors=(0, 1), images=True, winograd=variant, omit=omit)
+
+
+def _by_winograd(op: Conv2d, fixed: bool, compiled: bool) -> Callable[..., Tensor]:
+    """Make a call that transforms the filters, once if they are always the same."""
+    pad, groups = op.pad, op.groups
+    convolve = _winograd_operator if compiled else _winograd
+    kept: list[Tensor] = []
+
+    def by_winograd(x: Tensor, w: Tensor, b: Tensor | None = None) -> Tensor:
+        if not fixed:
+            return convolve(x, w, b, pad, groups, False)
+        from tandem.backend import winograd_loops  # imports numba
+
+        if not kept:
+            kept.append(winograd_loops.transform_filters(w, groups))
+        return winograd_loops.convolve(x, kept[0], b, len(w), w.shape[2], pad)
+
+    return by_winograd
 
 
 def _with_kept_filters(
-    op: Conv2d, filters: Constant, direct: Callable[..., Tensor]
+    op: Conv2d, shape: tuple[Any, ...], direct: Callable[..., Tensor]
 ) -> Callable[..., Tensor]:
     """Make a call that is always given the same filters, of those that PyTorch's compiler uses."""
-    _, channels, *taps = filters.data.shape
+    _, channels, *taps = shape
     # oneDNN may crash where a single tap is dilated, which means nothing.
     dilation = [1 if tap == 1 else d for tap, d in zip(taps, op.dilation, strict=True)]
     sizes = [*op.pad], [*op.stride], dilation, op.groups
@@ -90,32 +101,30 @@ def _with_kept_filters(
 def lower_conv2d_input_grad(
     op: Conv2dInputGrad, node: Apply, device: torch.device, compiled: bool
 ) -> Lowering:
-    size, groups = node.inputs[1].type.shape[2], op.groups
-    convolve = _fft_convolution_operator if compiled else _fft_convolution
+    convolve = _winograd_operator if compiled else _winograd
 
-    def by_fft(x: Tensor, w: Tensor, g: Tensor) -> Tensor:
-        return convolve(g, _turned(w, groups), None, size - 1 - op.pad[0], groups)
+    def by_winograd(x: Tensor, w: Tensor, g: Tensor) -> Tensor:
+        pad = [w.shape[2] - 1 - p for p in op.pad]
+        return convolve(g, w, None, pad, op.groups, True)
 
-    variant = by_fft if fft_pays(node) and device.type == "cpu" else None
-    return computed(_gradient(op, 0), factors=(0, 1, 2), images=True, fft=variant)
+    variant = by_winograd if winograd_pays(node) and device.type == "cpu" else None
+    return computed(_gradient(op, 0), factors=(0, 1, 2), images=True, winograd=variant)
 
 
 @lower.register(Conv2dWeightGrad)
 def lower_conv2d_weight_grad(
     op: Conv2dWeightGrad, node: Apply, device: torch.device, compiled: bool
 ) -> Lowering:
-    gradient = _fft_filter_gradient_operator if compiled else _fft_filter_gradient
+    gradient = _winograd_gradient_operator if compiled else _winograd_gradient
 
-    def by_fft(x: Tensor, w: Tensor, g: Tensor) -> Tensor:
-        return gradient(x, w, g, op.pad[0], op.groups)
+    def by_winograd(x: Tensor, w: Tensor, g: Tensor) -> Tensor:
+        return gradient(x, w, g, op.pad, op.groups)
 
     on_cpu, direct = device.type == "cpu", _gradient(op, 1)
     beside = on_cpu and not compiled and op.dilation == (1, 1) and _vectors_are_short()
     call = _gradient_beside_onednn(op, direct) if beside else direct
-    # For filters of 3 x 3 the loop is the fastest.
-    pays = on_cpu and fft_pays(node) and not (beside and node.inputs[1].type.shape[2] == 3)
-    variant = by_fft if pays else None
-    return computed(call, factors=(0, 1, 2), images=True, fft=variant)
+    variant = by_winograd if on_cpu and winograd_pays(node) else None
+    return computed(call, factors=(0, 1, 2), images=True, winograd=variant)
 
 
 def _gradient_beside_onednn(
@@ -175,145 +184,46 @@ def _gradient(
     return gradient
 
 
-def _fft_convolution(x: Tensor, w: Tensor, b: Tensor | None, pad: int, groups: int) -> Tensor:
-    """A convolution of stride 1 by NNPACK, which has no groups."""
-    from tandem.backend.image_loops import from_nchw
+def _winograd(
+    x: Tensor, w: Tensor, b: Tensor | None, pad: Sequence[int], groups: int, turned: bool
+) -> Tensor:
+    """A convolution of stride 1 by Winograd's products, with the filters or with them turned."""
+    from tandem.backend.winograd_loops import convolve, transform_filters  # imports numba
 
-    y = _empty_result(x, w, pad)
-    inputs, filters = w.shape[1], w.shape[0] // groups
-    operands = []
-    for group in range(groups):
-        rows = slice(group * filters, (group + 1) * filters)
-        images = x[:, group * inputs : (group + 1) * inputs].contiguous()
-        operands.append((images, w[rows].contiguous(), None if b is None else b[rows]))
-    for group, pictures, rows, planes in _convolve(operands, pad):
-        first = group * filters
-        from_nchw(planes, y[pictures], slice(first + rows.start, first + rows.stop))
-    return y
+    filters = transform_filters(w, groups, turned)
+    return convolve(x, filters, b, _results(w, groups, turned), w.shape[2], pad)
 
 
-# `torch.compile` can't read PyTorch's operator for NNPACK, and takes ours. Elsewhere the functions
-# are called: the first call of such an operator imports the compiler, which takes 3 s.
-_fft_convolution_operator = torch.library.custom_op("tandem::fft_convolution", mutates_args=())(
-    _fft_convolution
-)
+# `torch.compile` can't read loops of numba, and takes operators. Elsewhere the functions are
+# called: the first call of such an operator imports the compiler, which takes 3 s.
+_winograd_operator = torch.library.custom_op("tandem::winograd", mutates_args=())(_winograd)
 
 
-@_fft_convolution_operator.register_fake
-def _(x: Tensor, w: Tensor, b: Tensor | None, pad: int, groups: int) -> Tensor:
-    return _empty_result(x, w, pad)
-
-
-def _fft_filter_gradient(x: Tensor, w: Tensor, g: Tensor, pad: int, groups: int) -> Tensor:
-    """The gradient of filters of such a convolution: that of the images, as many pictures as they
-    have channels, with g as its filters. What exceeds one of NNPACK's tiles is cut into several,
-    each as a channel of its own, over which a convolution sums."""
-    from tandem.backend.image_loops import to_tiles
-
-    margin, length = w.shape[2] - 1, g.shape[2]
-    size = -(-length // -(-length // (TILE - margin)))
-    inputs, filters = w.shape[1], w.shape[0] // groups
-    operands = []
-    for group in range(groups):
-        channels = slice(group * inputs, (group + 1) * inputs)
-        images = to_tiles(x, channels, size + margin, size, pad)
-        channels = slice(group * filters, (group + 1) * filters)
-        operands.append((images, to_tiles(g, channels, size, size, 0), None))
-    gradient = torch.empty_like(w, memory_format=torch.contiguous_format)
-    for group, channels, rows, planes in _convolve(operands, 0):
-        gradient[group * filters :][rows, channels] = planes.transpose(0, 1)
-    return gradient
-
-
-_fft_filter_gradient_operator = torch.library.custom_op(
-    "tandem::fft_filter_gradient", mutates_args=()
-)(_fft_filter_gradient)
-
-
-@_fft_filter_gradient_operator.register_fake
-def _(x: Tensor, w: Tensor, g: Tensor, pad: int, groups: int) -> Tensor:
-    return torch.empty_like(w, memory_format=torch.contiguous_format)
-
-
-def _convolve(
-    operands: Sequence[tuple[Tensor, Tensor, Tensor | None]], pad: int
-) -> Iterator[tuple[int, slice, slice, Tensor]]:
-    """Convolve images with filters and add a bias, for each group, by PyTorch's number of threads.
-
-    The pictures and filters of a group are divided until there is a part for each thread, so that
-    as few tiles as possible are transformed more than once. A part is given as group, pictures,
-    filters and result.
-    """
-    threads = torch.get_num_threads()
-    parts = -(-threads // len(operands))
-    images, filters, _ = operands[0]
-    tiles = max(1, images.shape[2] * images.shape[3] / TILE**2)
-
-    def transformed(of_filters: int) -> float:
-        return of_filters * len(images) * tiles + parts // of_filters * len(filters)
-
-    divisors = [n for n in range(1, parts + 1) if parts % n == 0]
-    of_filters = min(divisors, key=transformed)
-    pieces = [
-        (group, pictures, rows)
-        for group in range(len(operands))
-        for pictures in _slices(len(images), parts // of_filters)
-        for rows in _slices(len(filters), of_filters)
-    ]
-
-    def convolve(piece: tuple[int, slice, slice]) -> Tensor:
-        group, pictures, rows = piece
-        x, w, b = operands[group]
-        bias = None if b is None else b[rows]
-        return aten._nnpack_spatial_convolution(x[pictures], w[rows], bias, [pad, pad], [1, 1])
-
-    results = map(convolve, pieces) if threads == 1 else _helpers(threads).map(convolve, pieces)
-    for piece, planes in zip(pieces, results, strict=True):
-        yield *piece, planes
-
-
-def _slices(length: int, parts: int) -> list[slice]:
-    """Divide a length into parts that differ by at most one, none of them empty."""
-    parts = min(length, parts)
-    bounds = [length * part // parts for part in range(parts + 1)]
-    return [slice(*pair) for pair in pairwise(bounds)]
-
-
-@cache
-def _helpers(threads: int) -> ThreadPoolExecutor:
-    return ThreadPoolExecutor(threads, thread_name_prefix="convolution")
-
-
-def _empty_result(x: Tensor, w: Tensor, pad: int) -> Tensor:
-    """Allocate the result channels-last, as the kernels around it expect."""
-    rows, columns = (n + 2 * pad - w.shape[2] + 1 for n in x.shape[2:])
-    shape = (x.shape[0], w.shape[0], rows, columns)
+@_winograd_operator.register_fake
+def _(
+    x: Tensor, w: Tensor, b: Tensor | None, pad: Sequence[int], groups: int, turned: bool
+) -> Tensor:
+    area = (n + 2 * p - w.shape[2] + 1 for n, p in zip(x.shape[2:], pad, strict=True))
+    shape = (x.shape[0], _results(w, groups, turned), *area)
     return torch.empty(shape, dtype=x.dtype, device=x.device, memory_format=torch.channels_last)
 
 
-def _turned(w: Tensor, groups: int) -> Tensor:
-    """Filters whose convolution with g is the gradient of a convolution's images, at stride 1.
-
-    Each is turned by 180 degrees, and inputs and outputs are exchanged. With the padding ``size - 1
-    - pad`` the result has the images' size again.
-    """
-    filters, channels, *window = w.shape
-    by_group = w.reshape(groups, filters // groups, channels, *window)
-    turned = by_group.transpose(1, 2).flip(3, 4)
-    return turned.reshape(groups * channels, filters // groups, *window)
+def _results(w: Tensor, groups: int, turned: bool) -> int:
+    return w.shape[1] * groups if turned else w.shape[0]
 
 
-@cache
-def has_nnpack() -> bool:
-    """Return whether this PyTorch has NNPACK, which then has been set up with one thread."""
-    # Only the query does so (PyTorch 2.13), and the first call makes a pool of PyTorch's threads.
-    if not torch.backends.nnpack.is_available():
-        return False
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        image, filters = torch.zeros(1, 1, 16, 16), torch.zeros(1, 1, 3, 3)
-        aten._nnpack_spatial_convolution(image, filters, None, [0, 0], [1, 1])
-    finally:
-        torch.set_num_threads(threads)
-    return True
+def _winograd_gradient(x: Tensor, w: Tensor, g: Tensor, pad: Sequence[int], groups: int) -> Tensor:
+    """The gradient of filters of such a convolution."""
+    from tandem.backend.winograd_loops import filter_gradient  # imports numba
+
+    return filter_gradient(x, w, g, pad, groups)
+
+
+_winograd_gradient_operator = torch.library.custom_op("tandem::winograd_gradient", mutates_args=())(
+    _winograd_gradient
+)
+
+
+@_winograd_gradient_operator.register_fake
+def _(x: Tensor, w: Tensor, g: Tensor, pad: Sequence[int], groups: int) -> Tensor:
+    return torch.empty_like(w, memory_format=torch.contiguous_format)

@@ -63,7 +63,7 @@ class Lowering:
     permutes: tuple[int, ...] | None = None  # the order of axes, if the node only transposes
     factors: tuple[int, ...] = ()  # inputs that are factors of a product, or pass as such
     images: bool = False  # they are images and filters, whose channels may lie last
-    fft: Callable[..., Any] | None = None  # a variant of `call` by FFT, if it may be faster
+    winograd: Callable[..., Any] | None = None  # a variant of `call`, if it may be faster
 
 
 computed = partial(Lowering, computes=True, certain=True)

@@ -1,0 +1,132 @@
+"""Winograd's convolutions and their gradients by the loops, against the Ops' own in float64."""
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from tandem.backend import winograd_loops
+from tandem.backend.winograd_loops import convolve, filter_gradient, transform_filters
+from tandem.ops.conv import Conv2d, Conv2dInputGrad, Conv2dWeightGrad
+from tests.support.images import operands
+
+CASES: dict[str, dict[str, Any]] = {
+    "whole tiles": {
+        "pictures": 3, "image": (8, 12), "channels": 16, "filters": 32, "taps": (3, 3),
+        "pad": (1, 1),
+    },
+    "channels that fill no vector, filters no panel": {
+        "pictures": 2, "image": (9, 7), "channels": 20, "filters": 37, "taps": (3, 3), "pad": (1, 1)
+    },
+    "filters that end within a panel": {
+        "pictures": 2, "image": (9, 7), "channels": 8, "filters": 24, "taps": (3, 3), "pad": (1, 0)
+    },
+    "groups of five taps": {
+        "pictures": 3, "image": (11, 6), "channels": 2 * 9, "filters": 2 * 11, "taps": (5, 5),
+        "pad": (2, 4), "groups": 2,
+    },
+    "groups of whole vectors": {
+        "pictures": 2, "image": (6, 6), "channels": 3 * 8, "filters": 3 * 16, "taps": (3, 3),
+        "pad": (2, 2), "groups": 3,
+    },
+    "several blocks": {
+        "pictures": 5, "image": (29, 27), "channels": 16, "filters": 16, "taps": (3, 3),
+    },
+    "several blocks of five taps": {
+        "pictures": 2, "image": (21, 23), "channels": 8, "filters": 16, "taps": (5, 5),
+        "pad": (2, 2),
+    },
+    "one window": {
+        "pictures": 1, "image": (3, 3), "channels": 1, "filters": 1, "taps": (3, 3)
+    },
+    "a picture smaller than the filters": {
+        "pictures": 4, "image": (2, 1), "channels": 5, "filters": 6, "taps": (5, 5), "pad": (3, 4)
+    },
+}  # fmt: skip
+
+
+def computed(x: Any, w: Any, g: Any, b: Any, pad: Any, groups: int) -> list[torch.Tensor]:
+    """The convolution and both gradients by the loops."""
+    (filters, channels, side, _), reversed_pad = w.shape, [w.shape[2] - 1 - p for p in pad]
+    turned = transform_filters(w, groups, turned=True)
+    return [
+        convolve(x, transform_filters(w, groups), b, filters, side, pad),
+        convolve(g, turned, None, channels * groups, side, reversed_pad),
+        filter_gradient(x, w, g, pad, groups),
+    ]
+
+
+@pytest.mark.parametrize("name", list(CASES))
+def test_they_are_the_convolution_and_its_gradients(name: str) -> None:
+    options = CASES[name]
+    x, w, g = operands(**options)
+    b = torch.from_numpy(np.random.default_rng(1).normal(size=len(w))).float()
+    pad, groups = options.get("pad", (0, 0)), options.get("groups", 1)
+    found = computed(x, w, g, b, pad, groups)
+    values = [v.double().numpy() for v in (x, w, g)]
+    inputs = [[*values[:2], b.double().numpy()], values, values]
+    window, area = w.shape[1:].numel(), g.shape[2:].numel()
+    terms = window, window * len(w) // groups // w.shape[1], len(g) * area
+    kinds = Conv2d, Conv2dInputGrad, Conv2dWeightGrad
+    for kind, of, result, count in zip(kinds, inputs, found, terms, strict=True):
+        exact: list[list[Any]] = [[None]]
+        kind(1, pad, groups).perform(None, of, exact)
+        error = np.sqrt(np.mean((result.numpy() - exact[0][0]) ** 2) / np.mean(exact[0][0] ** 2))
+        # Sums of n terms are off by sqrt(n) roundings, and the transforms amplify them.
+        assert 0 < error < 8 * np.sqrt(count) * 2.0**-24, kind
+        np.testing.assert_allclose(result, exact[0][0], 0, 1e-5 * np.abs(exact[0][0]).max())
+        assert result.is_contiguous() or result.is_contiguous(memory_format=torch.channels_last)
+
+
+@pytest.mark.parametrize(("side", "groups"), [(3, 1), (5, 2)])
+def test_the_number_of_threads_changes_no_bit(side: int, groups: int) -> None:
+    taps, pad = (side, side), (side // 2, side // 2)
+    x, w, g = operands(11, (13, 13), 24, 80, taps, pad=pad, groups=groups)
+    threads, found = torch.get_num_threads(), []
+    try:
+        for count in (1, 2, 3, 8):
+            torch.set_num_threads(count)
+            found.append(computed(x, w, g, None, pad, groups))
+    finally:
+        torch.set_num_threads(threads)
+    for other in found[1:]:
+        assert all(torch.equal(one, two) for one, two in zip(found[0], other, strict=True))
+
+
+def test_images_in_another_layout_give_the_same_bits() -> None:
+    x, w, g = operands(2, (7, 7), 16, 16, (3, 3), pad=(1, 1))
+    one = computed(x, w, g, None, (1, 1), 1)
+    other = computed(x.contiguous(), w.contiguous(), g.contiguous(), None, (1, 1), 1)
+    assert all(torch.equal(a, b) for a, b in zip(one, other, strict=True))
+
+
+def test_a_result_does_not_depend_on_the_other_pictures() -> None:
+    x, w, _ = operands(9, (13, 13), 16, 16, (3, 3), pad=(1, 1))
+    filters = transform_filters(w, 1)
+    every = convolve(x, filters, None, 16, 3, (1, 1))
+    alone = convolve(x[4:5], filters, None, 16, 3, (1, 1))
+    assert torch.equal(every[4:5], alone)
+
+
+def test_what_does_not_fit_is_refused() -> None:
+    x, w, g = operands(2, (6, 6), 8, 16, (3, 3))
+    with pytest.raises(ValueError, match="x has channels 8, expected 16"):
+        convolve(x, transform_filters(torch.cat([w, w], 1), 1), None, 16, 3, (0, 0))
+    with pytest.raises(ValueError, match="x has channels 4, expected 8"):
+        filter_gradient(x[:, :4], w, g, (0, 0), 1)
+    with pytest.raises(ValueError, match=r"g has the shape \(2, 16, 4, 4\), expected .*6, 6"):
+        filter_gradient(x, w, g, (1, 1), 1)
+
+
+@pytest.mark.parametrize("side", [3, 5])
+def test_the_transforms_are_exact(side: int) -> None:
+    """In one dimension, of polynomials: every coefficient of the product is found."""
+    m = winograd_loops.TILE + 1 - side
+    pixels, filters, results = winograd_loops._minimal_filtering(m, side)
+    for place in range(winograd_loops.TILE):
+        for tap in range(side):
+            x, w = np.eye(winograd_loops.TILE)[place], np.eye(side)[tap]
+            found = results @ ((pixels @ x) * (filters @ w))
+            expected = [float(place == start + tap) for start in range(m)]
+            np.testing.assert_allclose(found, expected, 0, 1e-14)
