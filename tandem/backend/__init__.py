@@ -4,16 +4,17 @@ PyTensor builds the graph and its gradients; PyTorch is a library of kernels her
 on a CPU, cuDNN on CUDA). ``pooling_rewrites.py`` moves work behind pooling, ``norm_rewrites.py``
 batch normalisation into weights or together with ReLU, ``gpu_rewrites.py`` suits a graph to GPUs,
 ``inner_graphs.py`` prepares the graphs of loops and branches, ``lowering/`` maps each Op to a call,
-``image_loops.py``, ``norm_loops.py`` and ``dropout_loops.py`` have kernels of our own for a CPU on
-the memory that ``channels_last.py`` lays out,
-``pool_norm_kernels.py`` for a GPU, ``perform.py`` computes an Op without a kernel by its own NumPy
-code, ``aliasing.py`` finds what shares memory, ``schedule.py`` decides the order and the memory of
-results, ``codegen.py`` writes a graph as a Python function, ``segments.py`` cuts it where the host
-is told of results, ``linker.py`` and ``mode.py`` make it a PyTensor mode, ``plan.py`` schedules a
-function without making it, ``shared.py`` holds the variables, ``precision.py`` chooses precision,
-layout and algorithm, ``channel.py`` is how functions of several ranks meet, ``capture.py`` records
-a step for a GPU, ``transfer.py`` copies between it and the host, and ``runtime.py`` sets devices,
-streams, threads and memory.
+``winograd_loops.py``, ``filter_loops.py``, ``image_loops.py``, ``norm_loops.py`` and
+``dropout_loops.py`` have kernels of our own for a CPU on the memory that ``channels_last.py`` lays
+out, by ``vectors.py`` where numba's language does not suffice, ``pool_norm_kernels.py`` for a GPU,
+``perform.py`` computes an Op without a kernel by its own NumPy code, ``aliasing.py`` finds what
+shares memory, ``schedule.py`` decides the order and the memory of results, ``codegen.py`` writes a
+graph as a Python function, ``segments.py`` cuts it where the host is told of results, ``linker.py``
+and ``mode.py`` make it a PyTensor mode, ``plan.py`` schedules a function without making it,
+``shared.py`` holds the variables, ``precision.py`` chooses precision, layout and algorithm,
+``channel.py`` is how functions of several ranks meet, ``capture.py`` records a step for a GPU,
+``transfer.py`` copies between it and the host, and ``runtime.py`` sets devices, streams, threads
+and memory.
 """
 
 from tandem.backend.capture import Captured, capture, check_capturable

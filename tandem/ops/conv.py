@@ -305,6 +305,7 @@ TILE = 6
 _TO_MULTIPLY = 1.15
 _TO_MOVE = 25  # to transform a number of a tile of a channel, or of a result
 _TO_TRANSFORM_FILTER = 45  # for each number that it then has
+_PICTURES = 32  # if a graph does not say how many
 
 
 def winograd_pays(node: Apply) -> bool:
@@ -316,11 +317,13 @@ def winograd_pays(node: Apply) -> bool:
     op: Any = node.op
     x, w = node.inputs[:2]
     y = node.outputs[0] if isinstance(op, Conv2d) else node.inputs[2]
-    shapes = [v.type.shape for v in (x, w, y)]
+    (batch, *picture), shape, result = x.type.shape, w.type.shape, y.type.shape[1:]
     plain = op.stride == op.dilation == (1, 1)
-    if any(None in shape for shape in shapes) or not plain or x.type.dtype != "float32":
+    known = None not in (*picture, *shape, *result)
+    if not (plain and known and x.type.dtype == "float32"):
         return False
-    (batch, _, *image), (filters, channels, side, columns), (*_, height, width) = shapes
+    (_, *image), (filters, channels, side, columns), (_, height, width) = picture, shape, result
+    batch = _PICTURES if batch is None else batch
     if side != columns or side not in {3, 5}:
         return False
     direct = side**2 * height * width * batch * channels * filters
