@@ -3,8 +3,8 @@
     python -m benchmarks.profile
 
 Each line of the step's program is timed in several steps after warm-up; the median counts.
-Operations are those of the plain sums, a multiplication and an addition being two: an FFT
-needs fewer and may exceed the machine's rate, which is that of a large matrix product.
+Operations are those of the plain sums, a multiplication and an addition being two: Winograd's
+products are fewer and may exceed the machine's rate, which is that of a large matrix product.
 Prints JSON lines, then a table.
 """
 

@@ -36,6 +36,8 @@ ALLOWED = {
         "tandem/backend/product_loops.py",
         "tandem/backend/recurrent_loops.py",
         "tandem/backend/regions.py",
+        "tandem/backend/vectors.py",
+        "tandem/backend/winograd_loops.py",
     ),
     "simplejpeg": ("tandem/data/decode.py",),
     "tensorboard": ("tandem/artifacts/tensorboard.py",),

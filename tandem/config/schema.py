@@ -101,6 +101,11 @@ def _shuffle_word(value: Any) -> Any:
     return value
 
 
+def _convolutions_word(value: Any) -> Any:
+    """Take the word for fewer products that versions before 0.4 had."""
+    return "winograd" if value == "fft" else value
+
+
 def _trace_word(value: Any) -> Any:
     return "off" if value is False else value  # as YAML 1.1 reads the word
 
@@ -292,7 +297,7 @@ class Trainers(Section):
         "torch.compile the graph, about a minute; auto: on GPUs where Triton can compile",
         affects_bits=True,
     )
-    convolutions: Convolutions = key(
+    convolutions: Annotated[Convolutions, BeforeValidator(_convolutions_word)] = key(
         "auto",
         "on CPUs: direct, or winograd, with fewer products; auto: by the processor",
         affects_bits=True,

@@ -61,7 +61,7 @@ def test_the_papers_network_takes_winograd_for_all_but_the_first_layer() -> None
 
 
 @by_free_transforms
-@pytest.mark.parametrize("case", large_convolutions(), ids=str)
+@pytest.mark.parametrize("case", large_convolutions(of_filters=True), ids=str)
 @pytest.mark.parametrize("compiled", [False, pytest.param(True, marks=pytest.mark.slow)])
 def test_winograd_equals_pytensor(case: Case, compiled: bool) -> None:
     inputs, outputs, values = case.build()
