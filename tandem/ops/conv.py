@@ -303,8 +303,8 @@ TILE = 6
 
 # Times with AVX2 in multiplications of two numbers, fitted to layers of AlexNet, VGG and ResNets.
 _TO_MULTIPLY = 1.15
-_TO_MOVE = 25  # to transform a number of a tile of a channel, or of a result
-_TO_TRANSFORM_FILTER = 45  # for each number that it then has
+_TO_MOVE = 40, 10  # to transform a number of a tile of a channel, and of a result
+_TO_TRANSFORM_FILTER = 90, 45  # for each number that it then has, and of its gradient
 _PICTURES = 32  # if a graph does not say how many
 
 
@@ -333,7 +333,9 @@ def winograd_pays(node: Apply) -> bool:
         height, width = image
     m = TILE + 1 - side
     tiles, filters = batch * -(-height // m) * -(-width // m), filters // op.groups
-    pairs = channels * filters
-    each = tiles * pairs * _TO_MULTIPLY + tiles * (channels + filters) * _TO_MOVE
-    transformed = 0 if isinstance(w, Constant) else pairs * _TO_TRANSFORM_FILTER
-    return op.groups * TILE**2 * (each + transformed) < direct
+    between = (filters, channels) if isinstance(op, Conv2dInputGrad) else (channels, filters)
+    moved = sum(count * each for count, each in zip(between, _TO_MOVE, strict=True))
+    each = _TO_TRANSFORM_FILTER[isinstance(op, Conv2dWeightGrad)]
+    transformed = 0 if isinstance(w, Constant) else each
+    pairs = channels * filters * (tiles * _TO_MULTIPLY + transformed)
+    return op.groups * TILE**2 * (pairs + tiles * moved) < direct

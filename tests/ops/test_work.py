@@ -118,7 +118,7 @@ def test_convolutions_count_each_multiplication_and_addition(
     case: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for name in ("_TO_MOVE", "_TO_TRANSFORM_FILTER"):  # so small ones take Winograd's
-        monkeypatch.setattr(f"tandem.ops.conv.{name}", 0)
+        monkeypatch.setattr(f"tandem.ops.conv.{name}", (0, 0))
     batch, channels, rows, columns, filters, taps, stride, pad, groups, dilation, suffix = case
     x, b = zeros(batch, channels, rows, columns), zeros(filters)
     w = zeros(filters, channels // groups, *taps)
