@@ -4,7 +4,7 @@
 
 Each line of the step's program is timed in several steps after warm-up; the median counts.
 Operations are those of the plain sums, a multiplication and an addition being two: Winograd's
-products are fewer and may exceed the machine's rate, which is that of a large matrix product.
+convolutions take fewer and may exceed the machine's rate, that of a large matrix product.
 Prints JSON lines, then a table.
 """
 

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Literal
 
 Convolutions = Literal["auto", "direct", "winograd"]
-"""Ways to compute convolutions on a CPU: by oneDNN, Winograd's products, or by the processor."""
+"""Ways to compute convolutions on a CPU: oneDNN's, Winograd's, or what its processor prefers."""
 
 STEERING = (
     "ATEN_CPU_CAPABILITY",

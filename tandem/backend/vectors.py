@@ -1,6 +1,7 @@
 """Vectors of eight float32 numbers for loops, as LLVM's code: numba's language has none.
 
-numba keeps loops on disk by the date of their own file: a change here needs one there.
+numba keeps loops on disk by the date of their own file: a change here needs one there, as one of
+`tandem.ops.conv.TILE` does.
 """
 
 from collections.abc import Sequence
@@ -9,6 +10,7 @@ from typing import Any
 
 from llvmlite import ir
 from numba.core import cgutils, types
+from numba.core.errors import TypingError
 from numba.extending import intrinsic
 
 VECTOR = 8  # numbers
@@ -22,8 +24,8 @@ def copy_vector(typing, target, to, source, at):  # type: ignore[no-untyped-def]
 
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
         places = zip(signature.args[::2], arguments[::2], arguments[1::2], strict=True)
-        into, vector = (place(builder, address(context, builder, *each)) for each in places)
-        builder.store(builder.load(vector, align=4), into, align=4)
+        into, out_of = (place(builder, address(context, builder, *each)) for each in places)
+        builder.store(builder.load(out_of, align=4), into, align=4)
         return context.get_dummy_value()
 
     return types.void(target, types.intp, source, types.intp), generate
@@ -53,8 +55,8 @@ def add_products(  # type: ignore[no-untyped-def]
             second = builder.add(first, index(VECTOR))
             places += [place(builder, element(0, position)) for position in (first, second)]
         totals = []
-        for sum_place in places:
-            before = builder.load(sum_place, align=4)
+        for total in places:
+            before = builder.load(total, align=4)
             begin = builder.select(adds, before, vector([0.0] * VECTOR))
             totals.append(cgutils.alloca_once_value(builder, begin))
         number = cgutils.alloca_once_value(builder, at)
@@ -93,7 +95,9 @@ def vector(numbers: Sequence[float]) -> ir.Constant:
 
 
 def address(context: Any, builder: Any, kind: Any, array: Any, position: Any) -> Any:
-    """The address of a number of a contiguous array of a numba type."""
+    """The address of a number of a contiguous array of float32, of a numba type."""
+    if kind.dtype != types.float32 or kind.layout != "C":
+        raise TypingError(f"found {kind}, expected a contiguous array of float32")
     return builder.gep(context.make_array(kind)(context, builder, array).data, [position])
 
 

@@ -37,8 +37,8 @@ from tandem.ops.conv import TILE
 Tensor = torch.Tensor
 
 _POINTS = 0.0, 0.5**0.5, -(0.5**0.5), 2**0.5, -(2**0.5)  # and infinity
-_PLACES = TILE * TILE
-_PARTS = 32  # of tiles, filters or channels, shared out to threads
+_POINT_PAIRS = TILE * TILE
+_PARTS = 32  # of tiles, shared out to threads
 _CACHE = 1 << 18  # numbers of a block of transformed tiles
 _FILTERS = COLUMNS  # side by side
 _APART = 16  # numbers between points, whose numbers would displace each other from a cache
@@ -54,8 +54,8 @@ def convolve(
 ) -> Tensor:
     """Convolve images with filters given by `transform_filters`, and add a bias.
 
-    `filters` counts those of all groups; `side` is 3 or 5. All is float32, and none of the shapes
-    is empty. The output does not depend on the number of threads.
+    `filters` counts those of all groups; `side` is 3 or 5. All is float32, and only the number
+    of pictures may be 0. The output does not depend on the number of threads.
     """
     groups, _, panels, channels, _ = transformed.shape
     _check("x has channels", x.shape[1], groups * channels)
@@ -65,8 +65,9 @@ def convolve(
     biases = np.zeros((groups, panels * _FILTERS), np.float32)
     if bias is not None:
         biases[:, :of_group] = bias.reshape(groups, of_group).numpy()
+    pixels, results = images(x), images(y)
     for group in range(groups):
-        operands = images(x), transformed[group].numpy(), biases[group], images(y)
+        operands = pixels, transformed[group].numpy(), biases[group], results
         sizes = group * channels, group * of_group, of_group, side
         run(_convolve, *operands, *sizes, *pad, _together(channels, of_group))
     return y
@@ -81,7 +82,7 @@ def transform_filters(w: Tensor, groups: int, turned: bool = False) -> Tensor:
     filters, channels, side, _ = w.shape
     of_group = filters // groups
     inputs, outputs = (of_group, channels) if turned else (channels, of_group)
-    transformed = torch.empty(groups, _PLACES, -(-outputs // _FILTERS), inputs, _FILTERS)
+    transformed = w.new_empty(groups, _POINT_PAIRS, -(-outputs // _FILTERS), inputs, _FILTERS)
     numbers = w.contiguous().view(-1).numpy()
     run(_transform_filters, numbers, transformed.numpy(), outputs, side, turned)
     return transformed
@@ -90,7 +91,7 @@ def transform_filters(w: Tensor, groups: int, turned: bool = False) -> Tensor:
 def filter_gradient(x: Tensor, w: Tensor, g: Tensor, pad: Sequence[int], groups: int) -> Tensor:
     """Compute the output of `tandem.ops.conv.Conv2dWeightGrad` in float32, for stride 1.
 
-    None of the shapes is empty. The output does not depend on the number of threads.
+    Only the number of pictures may be 0. The output does not depend on the number of threads.
     """
     filters, channels, side, _ = w.shape
     of_group = filters // groups
@@ -99,11 +100,11 @@ def filter_gradient(x: Tensor, w: Tensor, g: Tensor, pad: Sequence[int], groups:
     _check("g has the shape", tuple(g.shape), (len(x), filters, *area))
     panels, padded = -(-of_group // _FILTERS), -(-channels // ROWS) * ROWS
     gradient = torch.empty_like(w, memory_format=torch.contiguous_format)
+    pixels, results, together = images(x), images(g), _together(channels, of_group)
     for group in range(groups):
-        sums = np.zeros((_PLACES, panels, padded, _FILTERS), np.float32)
+        sums = np.zeros((_POINT_PAIRS, panels, padded, _FILTERS), np.float32)
         sizes = channels, group * channels, of_group, group * of_group, side
-        together = _together(channels, of_group)
-        run(_add_tiles, images(x), images(g), sums, *sizes, *pad, together)
+        run(_add_tiles, pixels, results, sums, *sizes, *pad, together)
         rows = gradient[group * of_group : (group + 1) * of_group].numpy()
         run(_transform_sums, sums, rows)
     return gradient
@@ -117,7 +118,7 @@ def _check(what: str, found: object, expected: object) -> None:
 
 def _together(channels: int, filters: int) -> int:
     """The tiles of a block: as many as stay in a cache, and enough to make use of the filters."""
-    tiles = _CACHE // (_PLACES * (channels + filters))
+    tiles = _CACHE // (_POINT_PAIRS * (channels + filters))
     return ROWS * max(8, min(16, tiles // ROWS))
 
 
@@ -145,8 +146,8 @@ for _first in (1, 3):
 def _transformation(matrices: dict[int, np.ndarray]) -> Callable[..., None]:
     """Make a function for loops that transforms squares of vectors, both ways, and may add a bias.
 
-    The matrix is that of the filters' side. A square begins at a position, and has a step downwards
-    and one to the right.
+    The matrix is that of the filters' side, or of `TILE` for pixels. A square begins at a position,
+    and has a step downwards and one to the right.
     """
 
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
@@ -252,9 +253,9 @@ def _convolve(
     lanes, wide = -(-channels // VECTOR) * VECTOR, panels * _FILTERS
     of_tiles, of_sums = together * lanes + _APART, together * wide + _APART
     for part in numba.prange(parts):
-        tiles = np.zeros(_PLACES * of_tiles, np.float32)
-        sums = np.zeros(_PLACES * of_sums, np.float32)
-        patch = np.zeros(_PLACES * lanes, np.float32)
+        tiles = np.zeros(_POINT_PAIRS * of_tiles, np.float32)
+        sums = np.zeros(_POINT_PAIRS * of_sums, np.float32)
+        patch = np.zeros(_POINT_PAIRS * lanes, np.float32)
         small = np.zeros(m * m * wide, np.float32)
         for block in range(blocks * part // parts, blocks * (part + 1) // parts):
             begin = block * together
@@ -266,7 +267,7 @@ def _convolve(
                     TILE, tiles, t * lanes, of_tiles, _FILTERS,
                     x, n, top, left, first_channel, channels, patch,
                 )  # fmt: skip
-            for point in range(_PLACES):
+            for point in range(_POINT_PAIRS):
                 for panel in range(panels):
                     for t in range(0, count, ROWS):
                         add_products(
@@ -312,7 +313,7 @@ def _transform_filters(
                 for tap in range(taps):
                     of = taps - 1 - tap if turned else tap
                     square[tap * _FILTERS + lane] = filters[at + of]
-            to = (group * _PLACES * panels + panel) * inputs * _FILTERS + i * _FILTERS
+            to = (group * _POINT_PAIRS * panels + panel) * inputs * _FILTERS + i * _FILTERS
             for lane in range(0, _FILTERS, VECTOR):
                 _from_filters(
                     side, results, to + lane, (TILE * step, step),
@@ -340,17 +341,17 @@ def _add_tiles(
     of_picture = -(-rows // m) * across
     all_tiles = pictures * of_picture
     totals = sums.reshape(-1)
-    # A row's length is no power of two, whose rows would displace each other from a cache.
+    # Rows are seldom as long as a power of two, and so do not displace each other from a cache.
     lanes = -(-channels // _FILTERS) * _FILTERS + _FILTERS
     of_tiles, of_panel = together * lanes + _APART, together * _FILTERS + _APART
-    tiles = np.zeros(_PLACES * of_tiles, np.float32)
-    results = np.zeros(_PLACES * panels * of_panel, np.float32)
+    tiles = np.zeros(_POINT_PAIRS * of_tiles, np.float32)
+    results = np.zeros(_POINT_PAIRS * panels * of_panel, np.float32)
     parts = min(together, _PARTS)
     for block in range(-(-all_tiles // together)):
         begin = block * together
         count = min(together, all_tiles - begin)
         for part in numba.prange(parts):
-            patch = np.zeros(_PLACES * panels * _FILTERS + _PLACES * lanes, np.float32)
+            patch = np.zeros(_POINT_PAIRS * max(lanes, panels * _FILTERS), np.float32)
             for t in range(count * part // parts, count * (part + 1) // parts):
                 n, tile = divmod(begin + t, of_picture)
                 top, left = tile // across * m, tile % across * m
@@ -362,7 +363,7 @@ def _add_tiles(
                     side, results, t * _FILTERS, panels * of_panel, of_panel,
                     g, n, top, left, first_filter, filters, patch,
                 )  # fmt: skip
-        for task in numba.prange(_PLACES * panels):
+        for task in numba.prange(_POINT_PAIRS * panels):
             point = task // panels
             for c in range(0, padded, ROWS):
                 add_products(

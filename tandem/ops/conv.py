@@ -10,7 +10,7 @@ import numpy as np
 import pytensor.tensor as pt
 from numpy.lib.stride_tricks import sliding_window_view
 from pytensor.gradient import disconnected_type
-from pytensor.graph.basic import Apply, Constant
+from pytensor.graph.basic import Apply
 from pytensor.tensor.variable import TensorVariable
 
 from tandem.ops.base import (
@@ -308,11 +308,12 @@ _TO_TRANSFORM_FILTER = 90, 45  # for each number that it then has, and of its gr
 _PICTURES = 32  # if a graph does not say how many
 
 
-def winograd_pays(node: Apply) -> bool:
+def winograd_pays(node: Apply, kept: bool = False) -> bool:
     """Return whether Winograd's products take less time than those of each pixel with each tap.
 
     These are of filters of 3 x 3 or 5 x 5 with stride 1, a convolution's or a gradient's. Fewer
     multiplications must make up for the transforms, for which it takes enough channels and tiles.
+    Those of filters may be `kept` from one call to the next.
     """
     op: Any = node.op
     x, w = node.inputs[:2]
@@ -336,6 +337,6 @@ def winograd_pays(node: Apply) -> bool:
     between = (filters, channels) if isinstance(op, Conv2dInputGrad) else (channels, filters)
     moved = sum(count * each for count, each in zip(between, _TO_MOVE, strict=True))
     each = _TO_TRANSFORM_FILTER[isinstance(op, Conv2dWeightGrad)]
-    transformed = 0 if isinstance(w, Constant) else each
+    transformed = 0 if kept else each
     pairs = channels * filters * (tiles * _TO_MULTIPLY + transformed)
     return op.groups * TILE**2 * (pairs + tiles * moved) < direct

@@ -66,6 +66,9 @@ def test_the_papers_network_takes_winograd_for_all_but_the_first_layer() -> None
 def test_winograd_equals_pytensor(case: Case, compiled: bool) -> None:
     inputs, outputs, values = case.build()
     expected = results(inputs, outputs, values, PYTHON)
+    node = outputs[0].owner
+    found = lower(node.op, node, device=torch.device("cpu"), compiled=compiled)
+    assert found.winograd is not None
     mode = device_mode(compile=compiled, convolutions="winograd")
     (got,) = results(inputs, outputs, values, mode)
     np.testing.assert_allclose(got, expected[0], 1e-4, 1e-5 * np.abs(expected[0]).max())
@@ -73,17 +76,27 @@ def test_winograd_equals_pytensor(case: Case, compiled: bool) -> None:
 
 @by_free_transforms
 @pytest.mark.parametrize(
-    ("stride", "pad", "side", "length"),
-    [(2, 1, 3, 13), (1, 0, 1, 13), (1, 3, 7, 13)],
-    ids=["stride", "one tap", "seven taps a side"],
+    ("options", "window", "length", "dtype", "taken"),
+    [
+        ({"stride": 2}, (3, 3), 13, "float32", False),
+        ({"dilation": 2}, (3, 3), 13, "float32", False),
+        ({}, (1, 1), 13, "float32", False),
+        ({}, (3, 5), 13, "float32", False),
+        ({}, (7, 7), 13, "float32", False),
+        ({}, (3, 3), None, "float32", False),
+        ({}, (3, 3), 13, "float64", False),
+        ({}, (3, 3), 13, "float32", True),
+    ],
+    ids=["stride", "dilation", "1", "3 x 5", "7", "unknown size", "float64", "it can"],
 )
-def test_where_winograd_cannot_pay_the_sum_is_computed(
-    stride: int, pad: int, side: int, length: int
+def test_where_winograd_cannot_be_taken_the_sum_is_computed(
+    options: dict[str, int], window: tuple[int, int], length: int | None, dtype: str, taken: bool
 ) -> None:
-    x = pt.tensor(dtype="float32", shape=(64, 32, length, length))
-    w = pt.tensor(dtype="float32", shape=(32, 32, side, side))
-    node = conv2d(x, w, stride=stride, pad=pad).owner
-    assert lower(node.op, node, device=torch.device("cpu"), compiled=False).winograd is None
+    x = pt.tensor(dtype=dtype, shape=(64, 32, length, length))
+    w = pt.tensor(dtype=dtype, shape=(32, 32, *window))
+    node = conv2d(x, w, pad=1, **options).owner
+    found = lower(node.op, node, device=torch.device("cpu"), compiled=False).winograd
+    assert (found is not None) == taken
 
 
 @pytest.mark.parametrize(
@@ -125,8 +138,15 @@ def test_one_picture_takes_winograd_where_its_filters_are_constant() -> None:
     x = pt.tensor(dtype="float32", shape=(1, 256, 13, 13))
     w = np.zeros((384, 256, 3, 3), "float32")
     variable = pt.tensor(dtype="float32", shape=w.shape)
-    assert not winograd_pays(conv2d(x, variable, pad=1).owner)
-    assert winograd_pays(conv2d(x, pt.constant(w), pad=1).owner)
+    outputs = [conv2d(x, filters, pad=1) for filters in (variable, pt.constant(w))]
+    outputs.append(Conv2dInputGrad(1, 1)(x, pt.constant(w), outputs[1]))
+    taken = []
+    for node, compiled in zip(
+        [v.owner for v in (*outputs, outputs[1])], (False, False, False, True), strict=True
+    ):
+        lowering = lower(node.op, node, device=torch.device("cpu"), compiled=compiled)
+        taken.append(lowering.winograd is not None)
+    assert taken == [False, True, False, False]  # the last two would transform them each time
 
 
 @by_free_transforms
@@ -218,13 +238,18 @@ def test_constant_filters_are_transformed_once_for_any_number_of_pictures(
     )
     rng = np.random.default_rng(0)
     filters, value = (
-        rng.normal(size=s).astype("float32") for s in ((32, 32, 3, 3), (8, 32, 16, 16))
+        rng.normal(size=s).astype("float32") for s in ((64, 32, 3, 3), (8, 64, 16, 16))
     )
+    offsets = pt.constant(rng.normal(size=64).astype("float32"))
     x = pt.tensor("x", dtype="float32", shape=(None, *value.shape[1:]))
     w = pt.tensor("w", dtype="float32", shape=filters.shape)
     mode = device_mode(convolutions="winograd")
-    varying = pytensor.function([x, w], conv2d(x, w, pad=1), mode=mode)
-    fixed = pytensor.function([x], conv2d(x, pt.constant(filters), pad=1), mode=mode)
+
+    def convolved(w: Any) -> Any:
+        return conv2d(x, w, offsets, pad=1, groups=2)
+
+    varying = pytensor.function([x, w], convolved(w), mode=mode)
+    fixed = pytensor.function([x], convolved(pt.constant(filters)), mode=mode)
     expected = varying(value, filters)
     assert len(calls) == 1
     for rows in (8, 3, 0, 1):

@@ -739,20 +739,20 @@ def _norm_cases(dtype: str) -> list[Case]:
 
 
 def large_convolutions(of_filters: bool = False) -> list[Case]:
-    """Convolutions of several of Winograd's tiles, and their gradients, but for the coarsest."""
+    """Convolutions of several of Winograd's tiles, and gradients; of filters if asked for."""
     cases = []
-    for side, pad, groups, batch, channels, length in (
-        (5, 2, 2, 8, 64, 29),
-        (5, 1, 1, 8, 32, 31),
-        (3, 1, 1, 16, 32, 13),
-        (3, 0, 2, 16, 32, 29),
+    for side, pad, groups, batch, channels, image in (
+        (5, (2, 2), 2, 8, 64, (29, 29)),
+        (5, (1, 1), 1, 8, 32, (31, 31)),
+        (3, (1, 1), 1, 16, 32, (13, 13)),
+        (3, (0, 2), 2, 16, 32, (29, 17)),
     ):
-        x = sample("float32", (batch, channels, length, length))
+        x = sample("float32", (batch, channels, *image))
         w = sample("float32", (channels, channels // groups, side, side))
-        rows = length + 2 * pad - side + 1
-        g = sample("float32", (batch, channels, rows, rows))
+        area = [n + 2 * p - side + 1 for n, p in zip(image, pad, strict=True)]
+        g = sample("float32", (batch, channels, *area))
         props = (1, pad, groups)
-        name = f"large-{side}-{pad}-{groups}"
+        name = f"large-{side}-{pad[0]}-{groups}"
         cases += [
             case(f"conv2d-{name}", Conv2d(*props), x, w, sample("float32", (channels,))),
             case(f"conv2d-input-{name}", Conv2dInputGrad(*props), x, w, g),
