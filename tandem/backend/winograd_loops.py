@@ -69,7 +69,8 @@ def convolve(
     for group in range(groups):
         operands = pixels, transformed[group].numpy(), biases[group], results
         sizes = group * channels, group * of_group, of_group, side
-        run(_convolve, *operands, *sizes, *pad, _together(channels, of_group))
+        together, threads = _together(channels, of_group), torch.get_num_threads()
+        run(_convolve, *operands, *sizes, *pad, together, threads)
     return y
 
 
@@ -241,25 +242,32 @@ def _convolve(
     row_pad: int,
     column_pad: int,
     together: int,
+    threads: int,
 ) -> None:
     _, panels, channels, _ = transformed.shape
     pictures, rows, columns, all_filters = y.shape
     m = TILE + 1 - side
     across = -(-columns // m)
     of_picture = -(-rows // m) * across
-    blocks = -(-(pictures * of_picture) // together)
+    all_tiles = pictures * of_picture
+    together = min(together, -(-all_tiles // ROWS) * ROWS)
+    blocks = -(-all_tiles // max(1, together))
     parts = min(blocks, _PARTS)
+    # Few blocks don't occupy all threads alike, which then share panels too.
+    shares = min(panels, threads) if blocks < 4 * threads and blocks % threads else 1
     weights, results = transformed.reshape(-1), y.reshape(-1)
     lanes, wide = -(-channels // VECTOR) * VECTOR, panels * _FILTERS
     of_tiles, of_sums = together * lanes + _APART, together * wide + _APART
-    for part in numba.prange(parts):
+    for task in numba.prange(parts * shares):
+        part, share = task // shares, task % shares
+        first, last = panels * share // shares, panels * (share + 1) // shares
         tiles = np.zeros(_POINT_PAIRS * of_tiles, np.float32)
-        sums = np.zeros(_POINT_PAIRS * of_sums, np.float32)
+        sums = np.empty(_POINT_PAIRS * of_sums, np.float32)
         patch = np.zeros(_POINT_PAIRS * lanes, np.float32)
         small = np.zeros(m * m * wide, np.float32)
         for block in range(blocks * part // parts, blocks * (part + 1) // parts):
             begin = block * together
-            count = min(together, pictures * of_picture - begin)
+            count = min(together, all_tiles - begin)
             for t in range(count):
                 n, tile = divmod(begin + t, of_picture)
                 top, left = tile // across * m - row_pad, tile % across * m - column_pad
@@ -268,7 +276,7 @@ def _convolve(
                     x, n, top, left, first_channel, channels, patch,
                 )  # fmt: skip
             for point in range(_POINT_PAIRS):
-                for panel in range(panels):
+                for panel in range(first, last):
                     for t in range(0, count, ROWS):
                         add_products(
                             sums, point * of_sums + t * wide + panel * _FILTERS, wide, False,
@@ -284,7 +292,8 @@ def _convolve(
                 into, to, steps = results, at, (columns * all_filters, all_filters)
                 if not whole:
                     into, to, steps = small, 0, (m * wide, wide)
-                for f in range(0, filters, VECTOR):
+                begin_filter, end_filter = first * _FILTERS, min(filters, last * _FILTERS)
+                for f in range(begin_filter, end_filter, VECTOR):
                     _to_results(
                         side, into, to + f, steps,
                         sums, t * wide + f, (TILE * of_sums, of_sums), bias, f,
@@ -292,7 +301,8 @@ def _convolve(
                 for r in range(0 if whole else min(m, rows - top)):
                     for q in range(min(m, columns - left)):
                         to, of = at + (r * columns + q) * all_filters, (r * m + q) * wide
-                        results[to : to + filters] = small[of : of + filters]
+                        for f in range(begin_filter, end_filter):
+                            results[to + f] = small[of + f]
 
 
 def _transform_filters(

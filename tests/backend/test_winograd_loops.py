@@ -125,7 +125,7 @@ def test_without_pictures_a_gradient_is_zero() -> None:
 
 def test_what_does_not_fit_is_refused() -> None:
     x, w, g = operands(2, (6, 6), 8, 16, (3, 3))
-    with pytest.raises(TypingError, match="expected a contiguous array of float32"):
+    with pytest.raises(TypingError):
         convolve(x.double(), transform_filters(w, 1), None, 16, 3, (0, 0))
     with pytest.raises(ValueError, match="x has channels 8, expected 16"):
         convolve(x, transform_filters(torch.cat([w, w], 1), 1), None, 16, 3, (0, 0))
