@@ -28,7 +28,7 @@ def set_openmp(threads: int) -> None:
     """Set what PyTorch's OpenMP library reads when it is loaded: threads, and how long they spin.
 
     After a parallel loop its threads by default keep their cores busy for some milliseconds, which
-    other processes, such as loaders, then lack.
+    threads of other libraries and processes then lack.
     """
     os.environ["OMP_NUM_THREADS"] = str(threads)
     os.environ.setdefault("GOMP_SPINCOUNT", "1000")

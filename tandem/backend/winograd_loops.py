@@ -5,9 +5,8 @@ their values at 6 x 6 points are multiplied, where the sum itself takes (m r)^2 
 x 3, 100 for 5 x 5 (Winograd 1980; Lavin, Gray 2016, section 4). So images and filters are
 transformed, products are summed over channels by 36 products of matrices, and their results are
 transformed back; a gradient of filters takes the transposed transforms. With the points 0, +-1 /
-sqrt(2), +-sqrt(2) and infinity results are off by 1.2 to 3 times as much as oneDNN's, gradients of
-filters by 2 to 5 times, half of what +-1 and +-2 give (on points: Barabasz, Anderson, Soodhalter,
-Gregg 2020).
+sqrt(2), +-sqrt(2) and infinity results are off by 1.2 to 3.5 times as much as oneDNN's, half of
+what +-1 and +-2 give (on points: Barabasz, Anderson, Soodhalter, Gregg 2020).
 
 Blocks of tiles are worked on one after the other, so that what is between stays in caches.
 """

@@ -162,6 +162,8 @@ def test_a_padding_as_wide_as_the_filters_leaves_the_gradient_direct() -> None:
         found.append(lower(node.op, node, device=torch.device("cpu"), compiled=False).winograd)
     assert found[0] is not None
     assert found[1] is None
+    with pytest.raises(ValueError, match="g has 2 pictures, expected 3"):
+        found[0](torch.zeros(3, 32, 13, 13), torch.zeros(32, 32, 3, 3), torch.zeros(2, 32, 15, 15))
 
 
 @by_free_transforms

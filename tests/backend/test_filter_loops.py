@@ -10,7 +10,7 @@ import torch
 from tandem.backend import filter_loops
 from tandem.backend.lowering import lower
 from tandem.ops.conv import Conv2dWeightGrad
-from tests.support.images import Pair, operands
+from tests.support.convolutions import Pair, operands
 
 CASES: dict[str, dict[str, Any]] = {
     "several pictures in a block": {

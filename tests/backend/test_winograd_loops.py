@@ -10,7 +10,7 @@ from numba.core.errors import TypingError
 from tandem.backend import winograd_loops
 from tandem.backend.winograd_loops import convolve, filter_gradient, transform_filters
 from tandem.ops.conv import Conv2d, Conv2dInputGrad, Conv2dWeightGrad
-from tests.support.images import operands
+from tests.support.convolutions import operands
 
 CASES: dict[str, dict[str, Any]] = {
     "whole tiles": {
@@ -133,6 +133,18 @@ def test_what_does_not_fit_is_refused() -> None:
         filter_gradient(x[:, :4], w, g, (0, 0), 1)
     with pytest.raises(ValueError, match=r"g has the shape \(2, 16, 4, 4\), expected .*6, 6"):
         filter_gradient(x, w, g, (1, 1), 1)
+
+
+def test_filters_keep_their_dtype_whatever_pytorchs_default_is() -> None:
+    x, w, _ = operands(2, (6, 6), 8, 16, (3, 3))
+    expected = convolve(x, transform_filters(w, 1), None, 16, 3, (0, 0))
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(torch.float64)
+    try:
+        found = convolve(x, transform_filters(w, 1), None, 16, 3, (0, 0))
+    finally:
+        torch.set_default_dtype(before)
+    assert torch.equal(found, expected)
 
 
 @pytest.mark.parametrize("side", [3, 5])
