@@ -6,11 +6,14 @@ was called within a test leaves no handler behind, whose stream pytest closes.
 Threads that wait for others sleep, in children too: where tests share a core, OpenMP's busy waiting
 takes several times the time of the computing.
 
+What has been imported when tests begin is never garbage, and no collection looks at it.
+
 Bytecode is written whatever the environment says: hundreds of children import the same modules.
 Ctrl-C reaches tests and programs also where a shell has started them in the background, and so has
 told them to ignore it.
 """
 
+import gc
 import logging
 import os
 import signal
@@ -55,6 +58,11 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         first, last = (k * len(items) // parts for k in (number - 1, number))
         config.hook.pytest_deselected(items=items[:first] + items[last:])
         items[:] = items[first:last]
+
+
+def pytest_collection_finish() -> None:
+    gc.collect()
+    gc.freeze()
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:

@@ -79,6 +79,7 @@ ROWS = (
         "compilers",
         "errors",
         "files",
+        "garbage",
         "nested",
         "philox",
         "loops",

@@ -2,6 +2,7 @@
 
 import contextlib
 import cProfile
+import gc
 import os
 import pickle
 import traceback
@@ -13,6 +14,7 @@ from multiprocessing.connection import Connection
 from typing import TYPE_CHECKING, Any
 
 from tandem.distributed import PeerLost
+from tandem.garbage import uncollected
 from tandem.memory import HostBuffer
 from tandem.parallel.buffers import ReceivedBuffers
 from tandem.parallel.messages import (
@@ -181,9 +183,11 @@ class _Worker:
 
     def _do(self, task: Task) -> Answer:
         if self._rank is None:
-            from tandem.parallel.rank import open_rank
+            with uncollected():
+                from tandem.parallel.rank import open_rank
 
-            self._rank = open_rank(self._settings, self._access, self._link.buffers)
+                self._rank = open_rank(self._settings, self._access, self._link.buffers)
+                gc.freeze()  # what there is by now stays
         rank = self._rank
         match task:
             case Define():

@@ -4,6 +4,7 @@ Importing this module is cheap; PyTensor and PyTorch are imported when a trainer
 """
 
 import contextlib
+import gc
 import logging
 import math
 from dataclasses import dataclass
@@ -11,6 +12,7 @@ from multiprocessing.connection import Connection
 
 from tandem.artifacts.run_lock import FolderLock
 from tandem.distributed import Group, PeerLost
+from tandem.garbage import uncollected
 from tandem.memory import HostSlots
 from tandem.memory.cuda import CudaSlots
 from tandem.processes.heartbeat import StatusSlot
@@ -59,7 +61,9 @@ def serve(spec: RunSpec, arguments: WorkerArguments, launcher: Connection) -> No
 
 def _train(spec: RunSpec, arguments: WorkerArguments, launcher: Connection) -> None:
     """Do the job of the run until it is done, or all trainers agree to stop or that it failed."""
-    trainer = Trainer(spec, arguments, launcher)
+    with uncollected():
+        trainer = Trainer(spec, arguments, launcher)
+        gc.freeze()  # what there is by now stays
     if spec.config.trace != "off":
         trace_trainer(trainer)
     try:

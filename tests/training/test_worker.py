@@ -1,5 +1,6 @@
 """The process of a trainer, with a trainer that does nothing."""
 
+import gc
 from types import SimpleNamespace
 from typing import Any
 
@@ -19,3 +20,20 @@ def test_a_trainer_reports_what_its_gpu_keeps(monkeypatch: pytest.MonkeyPatch, j
         monkeypatch.setattr(worker, "describe_kept", lambda spec, memory, text=kept: text)
         worker._train(spec, trainer, trainer)  # type: ignore[arg-type]
     assert said == ["cuda:0 keeps all"]
+
+
+def test_a_trainer_is_set_up_without_collections(monkeypatch: pytest.MonkeyPatch) -> None:
+    said: list[Any] = []
+    nothing = dict.fromkeys(["finish", "close"], lambda: None)
+    trainer = SimpleNamespace(memory=0, train=lambda: said.append(gc.isenabled()), **nothing)
+
+    def set_up(*_: Any) -> Any:
+        said.append(gc.isenabled())
+        return trainer
+
+    monkeypatch.setattr(worker, "Trainer", set_up)
+    monkeypatch.setattr(worker, "describe_kept", lambda *_: None)
+    monkeypatch.setattr(gc, "freeze", lambda: said.append(f"frozen {gc.isenabled()}"))
+    spec: Any = SimpleNamespace(job="train", config=SimpleNamespace(trace="off"))
+    worker._train(spec, trainer, trainer)  # type: ignore[arg-type]
+    assert said == [False, "frozen False", True]
