@@ -25,13 +25,20 @@ _VECTOR_FLAGS = ("sse", "ssse", "avx", "fma", "f16c", "amx", "asimd", "sve", "bf
 
 
 def set_openmp(threads: int) -> None:
-    """Set what PyTorch's OpenMP library reads when it is loaded: threads, and how long they spin.
-
-    After a parallel loop its threads by default keep their cores busy for some milliseconds, which
-    threads of other libraries and processes then lack.
-    """
+    """Set what PyTorch's OpenMP library reads when it is loaded: threads, and how long they spin."""
     os.environ["OMP_NUM_THREADS"] = str(threads)
-    os.environ.setdefault("GOMP_SPINCOUNT", "1000")
+    limit_spinning()
+
+
+def limit_spinning() -> None:
+    """Let OpenMP's threads, unless the environment has other wishes, sleep soon after a loop.
+
+    Read when an OpenMP library is loaded. By default threads keep their cores busy for some
+    milliseconds, which those of another library, as numba's beside PyTorch's, or process then lack:
+    beside two busy processes a step of AlexNet took five times as long.
+    """
+    if "OMP_WAIT_POLICY" not in os.environ:
+        os.environ.setdefault("GOMP_SPINCOUNT", "1000")
 
 
 def describe_processor() -> str:

@@ -11,7 +11,7 @@ from tandem.processor import describe_processor, has_short_vectors, prefers_wino
 
 
 def test_openmp_gets_threads_that_spin_briefly(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("OMP_NUM_THREADS", "GOMP_SPINCOUNT"):
+    for name in ("OMP_NUM_THREADS", "GOMP_SPINCOUNT", "OMP_WAIT_POLICY"):
         monkeypatch.setenv(name, "")  # to be restored
         monkeypatch.delenv(name)
     set_openmp(3)
@@ -19,6 +19,23 @@ def test_openmp_gets_threads_that_spin_briefly(monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setenv("GOMP_SPINCOUNT", "7")
     set_openmp(1)
     assert (os.environ["OMP_NUM_THREADS"], os.environ["GOMP_SPINCOUNT"]) == ("1", "7")
+    monkeypatch.delenv("GOMP_SPINCOUNT")
+    monkeypatch.setenv("OMP_WAIT_POLICY", "active")
+    set_openmp(1)
+    assert "GOMP_SPINCOUNT" not in os.environ
+
+
+def test_openmp_is_limited_where_the_mode_is_imported_first() -> None:
+    names = ("GOMP_SPINCOUNT", "OMP_WAIT_POLICY")
+    found = subprocess.run(
+        [sys.executable, "-c", "import tandem.backend"],
+        env={k: v for k, v in os.environ.items() if k not in names} | {"OMP_DISPLAY_ENV": "verbose"},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    # Each OpenMP library shows what it has read; where PyTorch has none of GCC's, nothing does.
+    assert found.stderr.count("GOMP_SPINCOUNT = '1000'") == found.stderr.count("GOMP_SPINCOUNT")
 
 
 @pytest.mark.parametrize(

@@ -18,6 +18,9 @@ and memory.
 """
 
 from tandem.garbage import uncollected
+from tandem.processor import limit_spinning
+
+limit_spinning()  # before PyTorch is imported, if the program has not done that
 
 with uncollected():
     from tandem.backend.capture import Captured, capture, check_capturable
