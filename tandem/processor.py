@@ -25,7 +25,7 @@ _VECTOR_FLAGS = ("sse", "ssse", "avx", "fma", "f16c", "amx", "asimd", "sve", "bf
 
 
 def set_openmp(threads: int) -> None:
-    """Set what PyTorch's OpenMP library reads when it is loaded: threads, and how long they spin."""
+    """Set what PyTorch's OpenMP library reads when it is loaded: threads, and how they wait."""
     os.environ["OMP_NUM_THREADS"] = str(threads)
     limit_spinning()
 

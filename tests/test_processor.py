@@ -29,7 +29,8 @@ def test_openmp_is_limited_where_the_mode_is_imported_first() -> None:
     names = ("GOMP_SPINCOUNT", "OMP_WAIT_POLICY")
     found = subprocess.run(
         [sys.executable, "-c", "import tandem.backend"],
-        env={k: v for k, v in os.environ.items() if k not in names} | {"OMP_DISPLAY_ENV": "verbose"},
+        env={k: v for k, v in os.environ.items() if k not in names}
+        | {"OMP_DISPLAY_ENV": "verbose"},
         capture_output=True,
         text=True,
         check=True,
