@@ -7,7 +7,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from tandem import __version__
-from tandem.garbage import uncollected
 
 
 @dataclass(frozen=True)
@@ -76,10 +75,9 @@ def run_verb(verb: str, arguments: Sequence[str] | None, program: str | None = N
     """
     name, _, function = VERBS[verb].entry.partition(":")
     try:
-        with uncollected():
-            from tandem.cli import launch_commands
+        from tandem.cli import launch_commands
 
-            module = importlib.import_module(name)
+        module = importlib.import_module(name)
     except KeyboardInterrupt:  # imports take seconds; later the program sees to it
         sys.stderr.write("stopped by SIGINT\n")
         return 130

@@ -17,29 +17,30 @@ and ``mode.py`` make it a PyTensor mode, ``plan.py`` schedules a function withou
 and memory.
 """
 
-from tandem.garbage import uncollected
+import sys
+
 from tandem.processor import limit_spinning
 
-limit_spinning()  # before PyTorch is imported, if the program has not done that
+if "torch" not in sys.modules:  # with which OpenMP reads it
+    limit_spinning()
 
-with uncollected():
-    from tandem.backend.capture import Captured, capture, check_capturable
-    from tandem.backend.channel import Channel
-    from tandem.backend.linker import DeviceLinker
-    from tandem.backend.lowering import Lowering, lower
-    from tandem.backend.mode import device_mode
-    from tandem.backend.precision import Precision, ProductPrecision, deterministic
-    from tandem.backend.runtime import (
-        as_device,
-        as_tensor,
-        give_back_memory,
-        keep_freed_memory,
-        on_stream,
-        set_threads,
-        use_device,
-    )
-    from tandem.backend.shared import DeviceSharedVariable, device_shared
-    from tandem.backend.transfer import download, upload
+from tandem.backend.capture import Captured, capture, check_capturable
+from tandem.backend.channel import Channel
+from tandem.backend.linker import DeviceLinker
+from tandem.backend.lowering import Lowering, lower
+from tandem.backend.mode import device_mode
+from tandem.backend.precision import Precision, ProductPrecision, deterministic
+from tandem.backend.runtime import (
+    as_device,
+    as_tensor,
+    give_back_memory,
+    keep_freed_memory,
+    on_stream,
+    set_threads,
+    use_device,
+)
+from tandem.backend.shared import DeviceSharedVariable, device_shared
+from tandem.backend.transfer import download, upload
 
 __all__ = [
     "Captured",

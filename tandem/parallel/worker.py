@@ -2,7 +2,6 @@
 
 import contextlib
 import cProfile
-import gc
 import os
 import pickle
 import traceback
@@ -187,7 +186,6 @@ class _Worker:
                 from tandem.parallel.rank import open_rank
 
                 self._rank = open_rank(self._settings, self._access, self._link.buffers)
-                gc.freeze()  # what there is by now stays
         rank = self._rank
         match task:
             case Define():

@@ -4,7 +4,6 @@ Importing this module is cheap; PyTensor and PyTorch are imported when a trainer
 """
 
 import contextlib
-import gc
 import logging
 import math
 from dataclasses import dataclass
@@ -63,7 +62,6 @@ def _train(spec: RunSpec, arguments: WorkerArguments, launcher: Connection) -> N
     """Do the job of the run until it is done, or all trainers agree to stop or that it failed."""
     with uncollected():
         trainer = Trainer(spec, arguments, launcher)
-        gc.freeze()  # what there is by now stays
     if spec.config.trace != "off":
         trace_trainer(trainer)
     try:
