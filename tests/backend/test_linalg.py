@@ -24,7 +24,7 @@ from pytensor.tensor.linalg.solvers.psd import CholeskySolve
 from pytensor.tensor.linalg.solvers.triangular import SolveTriangular
 from pytensor.tensor.linalg.summary import Det
 
-from tandem.backend import device_mode, device_shared
+from tandem.backend import device_mode, device_shared, product_loops
 from tandem.backend.lowering import linalg, lower
 from tandem.backend.lowering.blockwise import core_lowering
 from tandem.backend.product_loops import multiply
@@ -253,6 +253,19 @@ def test_weights_are_kept_in_onednns_order_where_that_is_faster(
 ) -> None:
     monkeypatch.setattr(linalg, "describe_processor", lambda: f"x86_64 AMD EPYC {words}")
     assert linalg._least_rows_kept.__wrapped__() == rows
+
+
+@pytest.mark.parametrize("of_y", STRIDES)
+@pytest.mark.parametrize("threads", [1, 2])
+def test_one_row_takes_several_threads(
+    threads: int, of_y: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    calls = []
+    monkeypatch.setattr(product_loops, "multiply", lambda *a: calls.append(a) or multiply(*a))
+    monkeypatch.setattr(torch, "get_num_threads", lambda: threads)
+    x, y = strided(1, 2100, "whole"), strided(2100, 2000, of_y)
+    np.testing.assert_allclose(product(x, y), x.astype("float64") @ y, 1e-4, 2e-3)
+    assert len(calls) == (threads > 1 and of_y == "whole")
 
 
 @pytest.mark.parametrize("inner", [0, 7, 8, 1701])

@@ -3,8 +3,8 @@
 On a CPU PyTorch multiplies matrices by MKL. On AMD's processors it leaves AVX-512 unused, so large
 products of float32 go by oneDNN, through an operator that PyTorch's compiler uses; and it is slow
 where a result has few columns, as that of a layer of ten classes, whose transpose is computed then.
-Few rows times a large matrix, as in inference, are left to a loop, unless the matrix is a constant,
-which is kept in oneDNN's order beside its own.
+Few rows times a large matrix, as in inference, are left to a loop (one row, if there are several
+threads), unless the matrix is a constant, which is kept in oneDNN's order beside its own.
 """
 
 from collections.abc import Callable
@@ -29,7 +29,7 @@ Tensor = torch.Tensor
 
 _LEAST_PRODUCTS = 1 << 22  # multiplications; below, oneDNN's overhead outweighs its gain
 _FEW_COLUMNS = range(2, 13)
-_FEW_ROWS, _MANY_COLUMNS = range(2, 9), 512  # for one row MKL copies nothing
+_FEW_ROWS, _MANY_COLUMNS = range(1, 9), 512
 _ROWS_KEPT = 64  # for which oneDNN chooses the order of weights that are kept
 _LEAST_ROWS, _LEAST_NARROW_PRODUCTS = 64, 1 << 14
 
@@ -63,11 +63,13 @@ def product(node: Apply, device: torch.device, compiled: bool) -> Lowering:
 
     def by_size(x: Tensor, y: Tensor) -> Tensor:
         # Operands may be bfloat16, for which PyTorch has kernels of its own.
-        large = len(x) > 1 and len(x) * y.numel() >= _LEAST_PRODUCTS
+        large = len(x) * y.numel() >= _LEAST_PRODUCTS
+        # Of one row MKL copies nothing, and takes one thread.
+        single = len(x) == 1 and (torch.get_num_threads() == 1 or not y.is_contiguous())
         # A transposed one would be copied.
         narrow = kernel is _by_mkl and y.shape[1] in _FEW_COLUMNS and not x.is_contiguous()
         fits = x.shape[1] == len(y)  # else PyTorch says what does not
-        if not (large and fits) or narrow or x.dtype != torch.float32:
+        if not (large and fits) or single or narrow or x.dtype != torch.float32:
             return kernel(x, y)
         if kept is not None and len(x) >= _least_rows_kept():
             if not kept:
