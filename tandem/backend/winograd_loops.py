@@ -39,6 +39,7 @@ Tensor = torch.Tensor
 _POINTS = 0.0, 0.5**0.5, -(0.5**0.5), 2**0.5, -(2**0.5)  # and infinity
 _POINT_PAIRS = TILE * TILE
 _PARTS = 32  # of tiles, shared out to threads
+_LEAST_TILES = 5 * ROWS  # of a block
 _CACHE = 1 << 18  # numbers of a block of transformed tiles
 _FILTERS = COLUMNS  # side by side
 _APART = 16  # numbers between points, whose numbers would displace each other from a cache
@@ -252,8 +253,12 @@ def _convolve(
     all_tiles = pictures * of_picture
     together = min(together, -(-all_tiles // ROWS) * ROWS)
     blocks = -(-all_tiles // max(1, together))
+    even = -(-blocks // threads) * threads
+    if blocks < 4 * threads and all_tiles >= _LEAST_TILES * even:
+        together = -(-all_tiles // (even * ROWS)) * ROWS
+        blocks = -(-all_tiles // together)
     parts = min(blocks, _PARTS)
-    # Few blocks don't occupy all threads alike, which then share panels too.
+    # Few blocks that don't occupy all threads alike: these share panels too.
     shares = min(panels, threads) if blocks < 4 * threads and blocks % threads else 1
     weights, results = transformed.reshape(-1), y.reshape(-1)
     lanes, wide = -(-channels // VECTOR) * VECTOR, panels * _FILTERS
