@@ -30,6 +30,8 @@ FROZEN_TARGET = 1.15  # against PyTorch's compiler with frozen weights
 JAX_TARGET = 1.3
 THREADS = (1, 2)
 OURS = "ours"
+# Seconds. ONNX Runtime's threads keep a core busy for 60 ms after their work, and others sleep.
+SETTLE = 0.1
 
 Call = Callable[[], Any]
 
@@ -207,7 +209,7 @@ def compared(names: list[str], sizes: Sizes, threads: int, rounds: int) -> dict[
         for name in names
         if importlib.util.find_spec(CONTENDERS[name][0])
     }
-    return {m.name: m for m in measure_apart(calls, threads, rounds, warmups=2)}
+    return {m.name: m for m in measure_apart(calls, threads, rounds, warmups=2, settle=SETTLE)}
 
 
 def inference(

@@ -117,15 +117,19 @@ def measure(
     repeats: int = 1,
     synchronize: Callable[[], None] = lambda: None,
     warmups: int = 1,
+    settle: float = 0.0,
 ) -> list[Measured]:
     """Time contenders in turn, each called `repeats` times in a row in each round.
 
     `synchronize` waits for the device before each reading of the clock; `warmups` are rounds that
-    do not count.
+    do not count; each turn begins with calls that do not count, for `settle` seconds.
     """
     found: dict[str, list[float]] = {name: [] for name in contenders}
     for number in range(warmups + rounds):
         for name, step in contenders.items():
+            ready = time.perf_counter() + settle
+            while time.perf_counter() < ready:
+                step()
             synchronize()
             begun = time.perf_counter()
             for _ in range(repeats):

@@ -91,7 +91,11 @@ def serve(pipe: Connection, tasks: Mapping[str, Callable[[], Any]]) -> None:
 
 
 def measure_apart(
-    contenders: Mapping[str, Callable[[], Step]], threads: int, rounds: int, warmups: int = 1
+    contenders: Mapping[str, Callable[[], Step]],
+    threads: int,
+    rounds: int,
+    warmups: int = 1,
+    settle: float = 0.0,
 ) -> list[Measured]:
     """Time contenders in turn, each made in a process of its own.
 
@@ -105,7 +109,7 @@ def measure_apart(
                     set_openmp(threads)
                 team = stack.enter_context(Team(_contend, [(make, threads)]))
             calls[name] = partial(team.do, "call")
-        return measure(calls, rounds, warmups=warmups)
+        return measure(calls, rounds, warmups=warmups, settle=settle)
 
 
 def _contend(make: Callable[[], Step], threads: int, pipe: Connection) -> None:

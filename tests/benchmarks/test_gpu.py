@@ -1,6 +1,8 @@
 """The GPU benchmark's comparisons and rows, as far as a CPU can tell."""
 
+import itertools
 import json
+import time
 
 import pytest
 import torch
@@ -76,11 +78,17 @@ def test_the_part_of_the_steps_runs_on_a_cpu_too(
     assert rows[1]["share_of_peak"] is not None
 
 
-def test_contenders_run_in_turn_and_warming_up_does_not_count() -> None:
+def test_contenders_run_in_turn_and_warming_up_does_not_count(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     calls: list[str] = []
+    clock = itertools.count()
+    monkeypatch.setattr(time, "perf_counter", lambda: next(clock))
     steps = {name: (lambda name=name: calls.append(name)) for name in "ab"}
-    found = measure(steps, 2, 2, lambda: calls.append("wait"), warmups=1)
-    assert calls == 3 * ["wait", "a", "a", "wait", "wait", "b", "b", "wait"]
+    found = measure(steps, 2, 2, lambda: calls.append("wait"), warmups=1, settle=2)
+    turns = ["a", "wait", "a", "a", "wait"], ["b", "wait", "b", "b", "wait"]
+    assert calls == 3 * [*turns[0], *turns[1]]
+    assert all(m.seconds == (0.5, 0.5) for m in found)
     assert [(m.name, len(m.seconds)) for m in found] == [("a", 2), ("b", 2)]
 
 
