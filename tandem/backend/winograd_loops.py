@@ -254,7 +254,7 @@ def _convolve(
     together = min(together, -(-all_tiles // ROWS) * ROWS)
     blocks = -(-all_tiles // max(1, together))
     even = -(-blocks // threads) * threads
-    if blocks < 4 * threads and all_tiles >= _LEAST_TILES * even:
+    if 0 < blocks < 4 * threads and all_tiles >= _LEAST_TILES * even:
         together = -(-all_tiles // (even * ROWS)) * ROWS
         blocks = -(-all_tiles // together)
     parts = min(blocks, _PARTS)
