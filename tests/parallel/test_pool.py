@@ -1,5 +1,6 @@
 """A pool's life: its arguments, scripts, forks, threads, and what is left of it."""
 
+import gc
 import os
 import pstats
 import signal
@@ -10,6 +11,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -21,7 +23,8 @@ import tandem.parallel as synk
 from tandem.config.hardware import available_cores, cuda_device_count
 from tandem.errors import InputError
 from tandem.ops.region import Region
-from tandem.parallel import Pool
+from tandem.parallel import Pool, rank, worker
+from tandem.parallel.messages import Release
 from tests.support.faulty_ops import CALLBACKS, FAULT, CallBack, CallPool
 from tests.support.tiny import python_path, shared_memory
 
@@ -517,3 +520,17 @@ def test_small_arrays_of_a_pool_are_regions_where_it_asks_for_them() -> None:
             graphs = [variant.maker.fgraph for variant in f.local._variants.values()]
             ops = {type(node.op) for graph in graphs for node in graph.apply_nodes}
             assert (Region in ops) == regions
+
+
+def test_a_worker_is_set_up_without_collections(monkeypatch: pytest.MonkeyPatch) -> None:
+    said: list[Any] = []
+
+    def note(*_: Any) -> Any:
+        said.append(gc.isenabled())
+        return SimpleNamespace(do=note)
+
+    monkeypatch.setattr(rank, "open_rank", note)
+    monkeypatch.setattr(gc, "freeze", lambda: said.append("frozen"))
+    link: Any = SimpleNamespace(buffers=None)
+    worker._Worker(link, link, link)._do(Release())
+    assert said == [False, "frozen", True]
