@@ -11,6 +11,7 @@ from tandem.config.hardware import RankInfo, available_memory
 from tandem.distributed import local_groups
 from tandem.memory import HostSlots
 from tandem.memory.cuda import CudaSlots
+from tandem.processes.fork_server import pays
 from tandem.processes.signals import StopSignals
 from tandem.processes.supervisor import Outcome, ProgressReporter, supervise
 from tandem.processes.worker_pool import WorkerPool
@@ -65,6 +66,7 @@ def worker_names(spec: RunSpec, rank: int) -> list[str]:
 
 def _start(spec: RunSpec, pool: WorkerPool, lock: FolderLock | None) -> None:
     groups, available = local_groups(spec.trainers), available_memory() / spec.trainers
+    are_copies = not spec.on_gpu and pays(spec.trainers)
     for rank, group in enumerate(groups):
         slots = make_slots(spec, rank)
         connection = start_loader(spec, pool, rank, slots)
@@ -73,7 +75,7 @@ def _start(spec: RunSpec, pool: WorkerPool, lock: FolderLock | None) -> None:
         arguments = worker.WorkerArguments(rank, group, connection, slots, status, available, lock)
         writes = rank == 0 and spec.job == "train"
         folder = spec.config.weights_path if writes else None
-        pool.start(name, worker.serve, spec, arguments, folder=folder)
+        pool.start(name, worker.serve, spec, arguments, folder=folder, is_copy=are_copies)
         if connection is not None:
             connection.close()
     for group in groups:

@@ -21,6 +21,7 @@ from tandem.parallel.messages import Answer, ArrayLocation, Close, Fault, Messag
 from tandem.parallel.residents import Access
 from tandem.parallel.waiting import Waiter
 from tandem.parallel.worker import RankSettings, serve
+from tandem.processes.fork_server import pays
 from tandem.processes.supervisor import find_end
 from tandem.processes.watchdog import Watchdog
 from tandem.processes.worker_pool import WorkerPool
@@ -143,11 +144,13 @@ class PoolWorkers(Team):
         # Before any worker is started: multiprocessing would wait for one that nobody has ended.
         atexit.register(self.close)
         try:
+            are_copies = settings[master].gpu is None and pays(len(others))
             senders = []
             for each in others:
                 memory = access[each.rank], self._results[each.rank]
                 name = f"worker {each.rank}"
-                senders.append(self._pool.start(name, serve, each, *memory))
+                sender = self._pool.start(name, serve, each, *memory, is_copy=are_copies)
+                senders.append(sender)
                 if isinstance(memory[0], LocalGroup):  # whose ends are the worker's alone
                     memory[0].close()
             for sender in senders:  # its settings are a worker's first message

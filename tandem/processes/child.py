@@ -41,7 +41,7 @@ def enter(context: ChildContext, target: Callable[..., None], *arguments: Any) -
         signal.signal(number, signal.SIG_IGN)
     if context.stderr is not None:
         _leave_terminal(context.stderr)
-    _continue_when_parent_ends()
+    continue_when_parent_ends()
     HeartbeatThread(context.table, context.index, partial(_clean_up, context)).start()
     show_name(multiprocessing.current_process().name)
     try:
@@ -66,7 +66,7 @@ def _leave_terminal(stderr: Connection) -> None:
     stderr.close()
 
 
-def _continue_when_parent_ends() -> None:
+def continue_when_parent_ends() -> None:
     """Have the kernel continue this process, should it be stopped, when its parent ends.
 
     A stopped process could not notice by itself, and would stay for ever. Linux only; see prctl(2).

@@ -9,7 +9,7 @@ import contextlib
 import os
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from multiprocessing import process
 from multiprocessing.context import SpawnContext, SpawnProcess
 from types import ModuleType
@@ -67,3 +67,10 @@ class _Context(SpawnContext):
 
 SPAWN = _Context()
 """Context of `multiprocessing` whose processes do not import ``__main__``."""
+
+
+def start_new(target: Callable[..., None], args: tuple[Any, ...], name: str) -> SpawnProcess:
+    """Start a process that ends with this one."""
+    process = SPAWN.Process(target=target, args=args, name=name, daemon=True)
+    process.start()
+    return process

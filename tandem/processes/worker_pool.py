@@ -17,9 +17,10 @@ from typing import Any, Self
 
 from tandem.files import remove_partials
 from tandem.processes.child import ChildContext, enter
+from tandem.processes.fork_server import start_copy
 from tandem.processes.heartbeat import LAUNCHER, HeartbeatTable, HeartbeatThread, StatusSlot
 from tandem.processes.signals import STOPPING
-from tandem.processes.spawn import SPAWN
+from tandem.processes.spawn import start_new
 
 log = logging.getLogger(__name__)
 
@@ -111,8 +112,11 @@ class WorkerPool:
         *arguments: object,
         reports: bool = True,
         folder: Path | None = None,
+        is_copy: bool = False,
     ) -> threading.Thread:
         """Start a process that calls `target` with `message`, `arguments` and a connection.
+
+        One that `is_copy` has PyTorch and PyTensor from the beginning, see `fork_server`.
 
         The `arguments`, which can be passed only while a process is started, must be small: the
         launcher writes them to a pipe of which it holds both ends, and would wait for ever for a
@@ -126,13 +130,11 @@ class WorkerPool:
         tracker = getattr(resource_tracker._resource_tracker, "_pid", None)
         index = self.table.names.index(name)
         child = ChildContext(self.table, index, folder, tracker, self._stderr)
-        process = SPAWN.Process(
-            target=enter, args=(child, target, *arguments, there), name=name, daemon=True
-        )
+        start = start_copy if is_copy else start_new
         # None may reach a child before it ignores them.
         signal.pthread_sigmask(signal.SIG_BLOCK, STOPPING)
         try:
-            process.start()
+            process = start(enter, (child, target, *arguments, there), name)
         finally:
             signal.pthread_sigmask(signal.SIG_SETMASK, held_by_caller)
         # A pipe shows the end of a process only when nobody else holds that end of it.

@@ -1,0 +1,194 @@
+"""Processes that begin as copies of one that has imported PyTorch and PyTensor.
+
+Importing them takes a process seconds. The fork server of `multiprocessing` does it once, beside
+the program's own start; each process is then a copy of it, made within milliseconds, and shares the
+memory of what was imported. What a process would inherit of the program, a copy has from the
+server, as it was when that began. So it is sent: environment, standard output and error, processor
+cores, limit of open files, blocked signals. Libraries have read the environment by then: once it
+has changed, processes are started anew, as on other systems than Linux.
+"""
+
+import atexit
+import contextlib
+import os
+import signal
+import sys
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from multiprocessing import forkserver, parent_process, popen_forkserver, reduction
+from multiprocessing.context import ForkServerProcess
+from multiprocessing.process import BaseProcess
+from typing import Any
+
+from tandem.processes.signals import STOPPING
+from tandem.processes.spawn import hidden_main, start_new
+
+LIBRARIES = "tandem.training.libraries"
+"""Module that the server imports."""
+
+_UNREAD = ("PYTEST_CURRENT_TEST",)  # which changes, and is read by no library
+
+_server = forkserver.ForkServer()  # not the one that others may use in this process
+_changing = threading.RLock()
+
+
+@dataclass(frozen=True)
+class _Begun:
+    parent: int  # process id
+    server: int
+    environment: Mapping[str, str]
+
+
+_begun: _Begun | None = None
+_asked = 0  # processes that could be copies
+_is_used = False
+
+
+def begin() -> bool:
+    """Start the server, unless it runs; return whether processes can be its copies."""
+    global _begun
+    parent = _begun.parent if _begun else os.getpid()
+    if sys.platform != "linux" or parent_process() is not None or parent != os.getpid():
+        return False
+    environment = {name: os.environ[name] for name in os.environ if name not in _UNREAD}
+    with _changing:
+        with _as_seen_by_server():
+            _server.set_forkserver_preload([LIBRARIES])
+            _server.ensure_running()
+        server: int = _server._forkserver_pid  # type: ignore[attr-defined]
+        if _begun is None:
+            atexit.register(_end_unused)
+        if _begun is None or _begun.server != server:
+            _begun = _Begun(os.getpid(), server, environment)
+        return _begun.environment == environment
+
+
+def pays(count: int) -> bool:
+    """Return whether so many processes should be copies; not if a program starts one and no more.
+
+    That one would wait for the server's imports as long as for its own.
+    """
+    global _asked
+    _asked += count
+    return _asked > 1
+
+
+def start_copy(target: Callable[..., None], args: tuple[Any, ...], name: str) -> BaseProcess:
+    """Start a process, a copy of the server where that is possible."""
+    global _is_used
+    if begin():
+        process: BaseProcess = _Copy(target=target, args=args, name=name, daemon=True)
+        with contextlib.suppress(OSError, EOFError):  # the server was killed
+            process.start()
+            _is_used = True
+            return process
+    return start_new(target, args, name)
+
+
+class _Popen(popen_forkserver.Popen):
+    def _launch(self, process_obj: BaseProcess) -> None:
+        with _changing:
+            connect = forkserver.connect_to_new_process
+            forkserver.connect_to_new_process = _server.connect_to_new_process
+            try:
+                super()._launch(process_obj)  # type: ignore[misc]
+            finally:
+                forkserver.connect_to_new_process = connect
+
+
+class _Copy(ForkServerProcess):
+    _start_method = "spawn"  # of its own children
+
+    @staticmethod
+    def _Popen(process_obj: BaseProcess) -> _Popen:
+        return _Popen(process_obj)
+
+    def start(self) -> None:
+        with hidden_main():
+            super().start()
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Return what is sent to the copy, with what it is to inherit of this process."""
+        return self.__dict__ | {"_inherited": _Inherited.of_this_process()}
+
+    def run(self) -> None:
+        self.__dict__.pop("_inherited").take()
+        super().run()
+
+
+@dataclass(frozen=True)
+class _Inherited:
+    """What a child has of its parent, and a copy is sent."""
+
+    environment: Mapping[str, str]
+    outputs: Mapping[int, Any]  # those that are open, by descriptor
+    cores: frozenset[int]
+    open_files: tuple[int, int]
+    blocked: frozenset[int]  # signals
+
+    @classmethod
+    def of_this_process(cls) -> "_Inherited":
+        import resource
+
+        for stream in (sys.stdout, sys.stderr):
+            with contextlib.suppress(AttributeError, OSError, ValueError):
+                stream.flush()
+        outputs = {}
+        for descriptor in (1, 2):
+            with contextlib.suppress(OSError):
+                os.fstat(descriptor)
+                outputs[descriptor] = reduction.DupFd(descriptor)
+        return cls(
+            dict(os.environ),
+            outputs,
+            frozenset(os.sched_getaffinity(0)),
+            resource.getrlimit(resource.RLIMIT_NOFILE),
+            frozenset(signal.pthread_sigmask(signal.SIG_BLOCK, ())),
+        )
+
+    def take(self) -> None:
+        """Make it that of this process, a copy."""
+        import resource
+
+        import numpy as np
+
+        # Held by the program alone, so that the server, and with it what the kernel does for its
+        # copies then, ends with the program.
+        os.close(forkserver._forkserver._forkserver_alive_fd)  # type: ignore[attr-defined]
+        os.environ.clear()
+        os.environ.update(self.environment)
+        for descriptor, sent in self.outputs.items():
+            own = sent.detach()
+            os.dup2(own, descriptor)
+            os.close(own)
+        os.sched_setaffinity(0, self.cores)
+        resource.setrlimit(resource.RLIMIT_NOFILE, self.open_files)
+        signal.pthread_sigmask(signal.SIG_SETMASK, self.blocked)
+        np.random.seed()  # otherwise all copies would draw the same
+
+
+@contextlib.contextmanager
+def _as_seen_by_server() -> Iterator[None]:
+    """Let the server find modules as this process does, and no signal to stop end it."""
+    paths = [path or os.getcwd() for path in sys.path]  # noqa: PTH109
+    changes = {"PYTHONPATH": os.pathsep.join(paths), "PYTHONSAFEPATH": "1"}
+    former = {name: os.environ.get(name) for name in changes}
+    mask = signal.pthread_sigmask(signal.SIG_BLOCK, STOPPING)
+    os.environ.update(changes)
+    try:
+        yield
+    finally:
+        for name, value in former.items():
+            if value is None:
+                del os.environ[name]
+            else:
+                os.environ[name] = value
+        signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+
+
+def _end_unused() -> None:
+    """End a server that may still be importing, for a program that has ended before."""
+    if _begun is not None and _begun.parent == os.getpid() and not _is_used:
+        with contextlib.suppress(OSError):
+            os.kill(_begun.server, signal.SIGKILL)

@@ -1,0 +1,35 @@
+"""What trainers and ranks of a pool import, for the process of which they are copies.
+
+`tandem.processes.fork_server` starts it. Nothing here may start a thread or ask for a GPU, which no
+copy would have.
+"""
+
+import contextlib
+import importlib
+
+import numpy as np
+
+from tandem.garbage import uncollected
+from tandem.processes.child import continue_when_parent_ends, show_name
+
+_MODULES = (
+    "tandem.training.worker",
+    "tandem.training.compiled_network",
+    "tandem.training.division",
+    "tandem.training.shards",
+    "tandem.parallel.rank",
+    "tandem.loops",
+)
+
+
+def _nothing(_: np.ndarray) -> None:
+    pass
+
+
+continue_when_parent_ends()
+show_name("libraries")
+# What can't be imported, a copy tries again, and reports.
+with uncollected(), contextlib.suppress(Exception):
+    for _name in _MODULES:
+        importlib.import_module(_name)
+    importlib.import_module("tandem.loops").compile_loop(_nothing, np.zeros(1))  # numba's first

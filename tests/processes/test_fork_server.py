@@ -1,0 +1,206 @@
+"""Processes that begin as copies of one that has imported PyTorch."""
+
+import contextlib
+import os
+import resource
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from multiprocessing import Pipe
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tandem.processes import fork_server
+from tandem.processes.child import continue_when_parent_ends
+from tandem.processes.fork_server import begin, start_copy
+
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="on other systems all are new")
+
+
+def report(connection: Connection) -> None:
+    has_torch = "torch" in sys.modules  # before anything of this module's is imported by it
+    limit = resource.getrlimit(resource.RLIMIT_NOFILE)
+    blocked = signal.pthread_sigmask(signal.SIG_BLOCK, ())
+    sys.stderr.write("said by a copy\n")
+    connection.send(
+        {
+            "libraries": has_torch,
+            "parent": os.getppid(),
+            "folder": os.getcwd(),  # noqa: PTH109
+            "environment": dict(os.environ),
+            "cores": os.sched_getaffinity(0),
+            "files": limit,
+            "blocked": blocked,
+            "random": np.random.default_rng().random(),
+            "drawn": np.random.random(),
+        }
+    )
+
+
+def end(connection: Connection, how: str) -> None:
+    if how == "signal":
+        os.kill(os.getpid(), signal.SIGKILL)
+    if how == "error":
+        raise RuntimeError("meant")
+    raise SystemExit(7)
+
+
+def sleep(_: Connection) -> None:
+    continue_when_parent_ends()
+    os.kill(os.getpid(), signal.SIGSTOP)
+    time.sleep(600)
+
+
+def reported(start: Callable[..., Any] = start_copy) -> dict[str, Any]:
+    here, there = Pipe()
+    process = start(report, (there,), "reporter")
+    there.close()
+    found: dict[str, Any] = here.recv()
+    process.join()
+    assert process.exitcode == 0
+    return found
+
+
+@pytest.fixture
+def restored_limit() -> Iterator[None]:
+    before = resource.getrlimit(resource.RLIMIT_NOFILE)
+    yield
+    resource.setrlimit(resource.RLIMIT_NOFILE, before)
+
+
+@pytest.mark.usefixtures("restored_limit")
+def test_a_copy_has_the_libraries_and_what_a_child_inherits(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    assert begin()
+    monkeypatch.chdir(tmp_path)
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (soft - 1, hard))
+    cores = os.sched_getaffinity(0)
+    one = {max(cores)}
+    os.sched_setaffinity(0, one)
+    mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGUSR2})
+    try:
+        found = reported()
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+        os.sched_setaffinity(0, cores)
+    assert found["libraries"]
+    assert found["parent"] not in (os.getpid(), os.getppid())
+    assert found["folder"] == str(tmp_path)
+    assert found["environment"] == dict(os.environ)
+    assert found["cores"] == one
+    assert found["files"] == (soft - 1, hard)
+    assert found["blocked"] == mask | {signal.SIGUSR2}
+    assert "said by a copy" in capfd.readouterr().err
+
+
+def test_copies_draw_different_numbers() -> None:
+    first, second = reported(), reported()
+    assert first["drawn"] != second["drawn"]
+    assert first["random"] != second["random"]
+
+
+@pytest.mark.parametrize(("how", "status"), [("exit", 7), ("error", 1), ("signal", -9)])
+def test_the_program_has_its_exit_status(how: str, status: int) -> None:
+    here, there = Pipe()
+    process = start_copy(end, (there, how), "ending")
+    process.join()
+    assert process.exitcode == status
+    here.close()
+    there.close()
+
+
+def test_libraries_that_read_another_environment_are_imported_anew(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    assert begin()
+    monkeypatch.setenv("OMP_WAIT_POLICY", "active")
+    assert not begin()
+    found = reported()
+    assert (found["libraries"], found["parent"]) == (False, os.getpid())
+    assert found["environment"]["OMP_WAIT_POLICY"] == "active"
+
+
+def test_a_server_that_was_killed_is_replaced() -> None:
+    former = reported()["parent"]
+    os.kill(former, signal.SIGKILL)
+    reported()  # by a new process, where its end does not show yet
+    assert comes("Z", former)
+    found = reported()
+    assert found["libraries"]
+    assert found["parent"] != former
+
+
+def test_a_child_of_fork_starts_new_processes() -> None:
+    assert begin()
+    if (child := os.fork()) == 0:
+        os._exit(begin())
+    assert os.waitpid(child, 0)[1] == 0
+
+
+def test_a_single_process_is_new_and_those_after_it_copies(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(fork_server, "_asked", 0)
+    assert [fork_server.pays(1), fork_server.pays(1)] == [False, True]
+    monkeypatch.setattr(fork_server, "_asked", 0)
+    assert fork_server.pays(2)
+
+
+PROGRAM = """
+import sys, time
+from multiprocessing import Pipe
+from tandem.processes import fork_server
+from tandem.processes.child import continue_when_parent_ends
+from tests.processes.test_fork_server import sleep
+fork_server.begin()
+if sys.argv[1] == "used":
+    process = fork_server.start_copy(sleep, (Pipe()[1],), "sleeper")
+    print(process.pid, flush=True)
+print(fork_server._begun.server, flush=True)
+if sys.argv[1] == "used":
+    time.sleep(600)
+"""
+
+
+def state_of(pid: int) -> str:
+    """Return the letter of a process's state; "Z" also where it is gone."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+    except OSError:
+        return "Z"
+
+
+def comes(states: str, pid: int) -> bool:
+    end = time.monotonic() + 10
+    while (found := state_of(pid) in states) is False and time.monotonic() < end:
+        time.sleep(0.02)
+    return found
+
+
+def test_a_server_without_copies_ends_with_a_short_program() -> None:
+    command = [sys.executable, "-c", PROGRAM, "unused"]
+    server = int(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
+    assert comes("Z", server)
+
+
+def test_stopped_copies_and_server_end_with_a_program_that_was_killed() -> None:
+    command = [sys.executable, "-c", PROGRAM, "used"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as program:
+        assert program.stdout is not None
+        copy, server = int(program.stdout.readline()), int(program.stdout.readline())
+        assert comes("T", copy)
+        os.kill(server, signal.SIGSTOP)
+        program.kill()
+    try:
+        assert comes("Z", server)
+        assert comes("RSDZ", copy)  # continued
+    finally:
+        for pid in (copy, server):
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
