@@ -3,6 +3,7 @@
     python -m benchmarks.networks                       all, about half an hour
     python -m benchmarks.networks --only training       or inference, memory, start, compile
     python -m benchmarks.networks --network ResNet-50   one of them
+    python -m benchmarks.networks --batch 128           instead of 64, or 16 of 224 x 224 pixels
 
 A step is a trainer's, from 8-bit crops; plain PyTorch gets converted images. The best variant of
 plain PyTorch is the peer that counts; for GoogLeNet without PyTorch's compiler, which takes longer
@@ -64,6 +65,7 @@ def _sizes(crop: int, classes: int, batch: int) -> Sizes:
     return Sizes(batch=batch, crop=crop, stored=crop, classes=classes, width=1.0)
 
 
+BATCHES = ("16", "64", "128")  # to choose from
 SMALL, LARGE = _sizes(32, 10, batch=64), _sizes(224, 1000, batch=16)
 CASES = {
     "VGG-11": Case("vgg:VGG11", SMALL, "PlainVGG", (11, 32, 10)),
@@ -231,9 +233,16 @@ PARTS = {
 }
 
 
-def answer(rounds: int, only: str | None = None, network: str | None = None) -> Iterator[Found]:
+def answer(
+    rounds: int, only: str | None = None, network: str | None = None, batch: str | None = None
+) -> Iterator[Found]:
     """Answer every part of the question, or one, for every network or one."""
     cases = CASES if network is None else {network: CASES[network]}
+    if batch is not None:
+        cases = {
+            name: replace(case, sizes=replace(case.sizes, batch=int(batch)))
+            for name, case in cases.items()
+        }
     for name, part in PARTS.items():
         if only in (None, name):
             yield from part(rounds, cases)
@@ -241,7 +250,7 @@ def answer(rounds: int, only: str | None = None, network: str | None = None) -> 
 
 def main(arguments: list[str] | None = None) -> int:
     """Measure, and print; return the exit status."""
-    choices = {"only": tuple(PARTS), "network": tuple(CASES)}
+    choices = {"only": tuple(PARTS), "network": tuple(CASES), "batch": BATCHES}
     return run(__doc__, answer, rounds=7, arguments=arguments, choices=choices)
 
 

@@ -17,7 +17,7 @@ import numpy as np
 from tandem.distributed import LocalGroup, PeerLost
 from tandem.memory import HostBuffer
 from tandem.parallel.buffers import SharedBuffers
-from tandem.parallel.messages import Answer, ArrayLocation, Close, Fault, Message, Task
+from tandem.parallel.messages import Answer, ArrayLocation, Close, Fault, Message, Task, loaded
 from tandem.parallel.residents import Access
 from tandem.parallel.waiting import Waiter
 from tandem.parallel.worker import RankSettings, serve
@@ -164,7 +164,7 @@ class PoolWorkers(Team):
             handle.connection.fileno(): (each.rank, handle.connection)
             for each, handle in zip(others, self._pool.handles, strict=True)
         }
-        self._repeated: tuple[Task | None, bytes] = None, b""  # the last message, if it may be
+        self._repeated: Task | None = None  # what an empty message means
         self._waiter = Waiter(self._pipes, settings[master].spin)
 
     def result(self, rank: int, place: ArrayLocation) -> np.ndarray:
@@ -173,11 +173,11 @@ class PoolWorkers(Team):
 
     def _send(self, task: Task) -> None:
         new, dropped = self.buffers.changes()
-        if new or dropped or task != self._repeated[0]:
+        if new or dropped or task != self._repeated:
             data = pickle.dumps(Message(task, tuple(new), dropped))
-            self._repeated = (None, b"") if new or dropped else (task, data)
+            self._repeated = task
         else:
-            data = self._repeated[1]
+            data = b""
         for _, connection in self._pipes.values():
             connection.send_bytes(data)
             for buffer in new.values():
@@ -189,7 +189,7 @@ class PoolWorkers(Team):
             for descriptor in self._waiter.wait():
                 rank, connection = self._pipes[descriptor]
                 try:
-                    answers[rank] = pickle.loads(connection.recv_bytes())
+                    answers[rank] = loaded(connection.recv_bytes(), self.answers.get(rank))
                 except EOFError as error:
                     raise BrokenPipeError(str(error)) from error
         return answers

@@ -30,6 +30,7 @@ from tandem.parallel.messages import (
     Reduce,
     Release,
     Task,
+    repeated,
 )
 from tandem.parallel.waiting import Waiter
 from tandem.processes.messages import Finished, describe
@@ -111,14 +112,14 @@ class PipeLink(Link):
         self._results, self._master = results, master
         self._waiter = Waiter([master.fileno()], spin)
         self.buffers = ReceivedBuffers()
-        self._repeated: tuple[bytes, Task] = b"", Close()  # the last message, which may come again
+        self._repeated: Task = Close()  # what an empty message means
+        self._answered: Answer | Fault | None = None
 
     def receive(self) -> Task:
         self._waiter.wait()
         try:
-            data = self._master.recv_bytes()
-            if data == self._repeated[0]:
-                return self._repeated[1]
+            if not (data := self._master.recv_bytes()):
+                return self._repeated
             message: Message = pickle.loads(data)
             for number in message.new:
                 descriptor = reduction.recv_handle(self._master)
@@ -128,13 +129,14 @@ class PipeLink(Link):
             raise SystemExit(1) from None  # the master is gone
         for number in message.dropped:
             self.buffers.drop(number)
-        if not message.new and not message.dropped:
-            self._repeated = data, message.task
+        self._repeated = message.task
         return message.task
 
     def send(self, answer: Answer | Fault) -> None:
+        data = repeated(answer, self._answered)
+        self._answered = answer
         try:
-            self._master.send_bytes(pickle.dumps(answer))
+            self._master.send_bytes(data or pickle.dumps(answer))
         except OSError:
             raise SystemExit(1) from None  # the master is gone
 

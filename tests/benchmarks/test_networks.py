@@ -36,6 +36,19 @@ def compared(found: Iterator[Found]) -> dict[str, Comparison]:
     return {row.peer: row for row in rows}
 
 
+def test_the_batch_can_be_another(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[int] = []
+
+    def part(_: int, cases: dict[str, Case]) -> list[Found]:
+        seen.extend(case.sizes.batch for case in cases.values())
+        return []
+
+    monkeypatch.setattr(networks, "PARTS", {"training": part})
+    assert not [*networks.answer(1, network="VGG-11", batch="128")]
+    assert not [*networks.answer(1, network="ResNet-50")]
+    assert seen == [128, 16]
+
+
 @pytest.mark.slow
 def test_training_inference_memory_and_compile_time_are_measured(
     monkeypatch: pytest.MonkeyPatch,
