@@ -29,6 +29,8 @@ LIBRARIES = "tandem.training.libraries"
 
 _UNREAD = ("PYTEST_CURRENT_TEST",)  # which changes, and is read by no library
 
+# Until 3.11.1 every user of the machine could have had the server start processes.
+_IS_SAFE = sys.platform == "linux" and sys.version_info >= (3, 11, 1)
 _server = forkserver.ForkServer()  # not the one that others may use in this process
 _changing = threading.RLock()
 
@@ -49,13 +51,16 @@ def begin() -> bool:
     """Start the server, unless it runs; return whether processes can be its copies."""
     global _begun
     parent = _begun.parent if _begun else os.getpid()
-    if sys.platform != "linux" or parent_process() is not None or parent != os.getpid():
+    if not _IS_SAFE or parent_process() is not None or parent != os.getpid():
         return False
     environment = {name: os.environ[name] for name in os.environ if name not in _UNREAD}
     with _changing:
-        with _as_seen_by_server():
-            _server.set_forkserver_preload([LIBRARIES])
-            _server.ensure_running()
+        try:
+            with _as_seen_by_server():
+                _server.set_forkserver_preload([LIBRARIES])
+                _server.ensure_running()
+        except OSError:  # also where the program itself has waited for the server's end
+            return False
         server: int = _server._forkserver_pid  # type: ignore[attr-defined]
         if _begun is None:
             atexit.register(_end_unused)

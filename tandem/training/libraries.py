@@ -4,8 +4,11 @@
 copy would have.
 """
 
+import atexit
 import contextlib
 import importlib
+from multiprocessing import forkserver
+from pathlib import Path
 
 import numpy as np
 
@@ -26,6 +29,15 @@ def _nothing(_: np.ndarray) -> None:
     pass
 
 
+def _remove_address() -> None:
+    """Remove what a program that was killed leaves of the server's address."""
+    address = Path(forkserver._forkserver._forkserver_address)  # type: ignore[attr-defined]
+    with contextlib.suppress(OSError):
+        address.unlink(missing_ok=True)
+        address.parent.rmdir()
+
+
+atexit.register(_remove_address)
 continue_when_parent_ends()
 show_name("libraries")
 # What can't be imported, a copy tries again, and reports.

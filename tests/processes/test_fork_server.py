@@ -162,7 +162,7 @@ fork_server.begin()
 if sys.argv[1] == "used":
     process = fork_server.start_copy(sleep, (Pipe()[1],), "sleeper")
     print(process.pid, flush=True)
-print(fork_server._begun.server, flush=True)
+print(fork_server._begun.server, fork_server._server._forkserver_address, flush=True)
 if sys.argv[1] == "used":
     time.sleep(600)
 """
@@ -185,7 +185,8 @@ def comes(states: str, pid: int) -> bool:
 
 def test_a_server_without_copies_ends_with_a_short_program() -> None:
     command = [sys.executable, "-c", PROGRAM, "unused"]
-    server = int(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
+    said = subprocess.run(command, check=True, capture_output=True, text=True).stdout
+    server = int(said.split()[0])
     assert comes("Z", server)
 
 
@@ -193,13 +194,17 @@ def test_stopped_copies_and_server_end_with_a_program_that_was_killed() -> None:
     command = [sys.executable, "-c", PROGRAM, "used"]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as program:
         assert program.stdout is not None
-        copy, server = int(program.stdout.readline()), int(program.stdout.readline())
+        copy = int(program.stdout.readline())
+        number, address = program.stdout.readline().split()
+        server, folder = int(number), Path(address).parent
+        assert folder.exists()
         assert comes("T", copy)
         os.kill(server, signal.SIGSTOP)
         program.kill()
     try:
         assert comes("Z", server)
         assert comes("RSDZ", copy)  # continued
+        assert not folder.exists()
     finally:
         for pid in (copy, server):
             with contextlib.suppress(ProcessLookupError):
