@@ -65,6 +65,7 @@ def faults(trainers: int) -> list[Fault]:
     ]
     return [
         *found,
+        Fault("kill libraries and SIGTERM", kill_libraries, (143,)),
         Fault("kill launcher", send(signal.SIGKILL), (-signal.SIGKILL,)),
         Fault("stop launcher", stop_launcher, (1,), 5.0),
         Fault("SIGTERM", send(signal.SIGTERM), (143,)),
@@ -101,11 +102,21 @@ def stop_launcher(launcher: subprocess.Popen[str]) -> None:
 
 
 def is_ours(pid: int) -> bool:
-    """Whether it is a process of the run, not Python's resource tracker."""
+    """Whether it is a process of the run, not one of Python's that ends with its launcher."""
     try:
-        return b"resource_tracker" not in Path(f"/proc/{pid}/cmdline").read_bytes()
+        command = Path(f"/proc/{pid}/cmdline").read_bytes()
+        return b"resource_tracker" not in command and b"forkserver" not in command
     except OSError:
         return False
+
+
+def kill_libraries(launcher: subprocess.Popen[str]) -> None:
+    """End the process of which trainers are copies, which they can do without."""
+    kill(find_process(launcher.pid, "libraries"), signal.SIGKILL)
+    time.sleep(TIMEOUT)
+    if launcher.poll() is not None:
+        raise Broken(f"a run ended with {launcher.returncode}")
+    kill(launcher.pid, signal.SIGTERM)
 
 
 def suspend(launcher: subprocess.Popen[str]) -> None:

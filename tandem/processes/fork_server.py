@@ -16,7 +16,8 @@ import sys
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from multiprocessing import forkserver, parent_process, popen_forkserver, reduction
+from multiprocessing import forkserver, parent_process, popen_forkserver, reduction, util
+from multiprocessing.connection import wait
 from multiprocessing.context import ForkServerProcess
 from multiprocessing.process import BaseProcess
 from typing import Any
@@ -27,6 +28,10 @@ from tandem.processes.spawn import hidden_main, start_new
 LIBRARIES = "tandem.training.libraries"
 """Module that the server imports."""
 
+UNKNOWN = 255
+"""Exit status of a copy whose server has ended before it."""
+
+_TOLD_SECONDS = 1.0  # for the server to tell of a process that has ended
 _UNREAD = ("PYTEST_CURRENT_TEST",)  # which changes, and is read by no library
 
 # Until 3.11.1 every user of the machine could have had the server start processes.
@@ -100,6 +105,23 @@ class _Popen(popen_forkserver.Popen):
                 super()._launch(process_obj)  # type: ignore[misc]
             finally:
                 forkserver.connect_to_new_process = connect
+        # The server tells when a process ends. The kernel does too, if the server has ended before.
+        self._told = self.sentinel
+        with contextlib.suppress(OSError):
+            self.sentinel = os.pidfd_open(self.pid)
+            util.Finalize(self, os.close, (self.sentinel,))
+
+    def poll(self, flag: int = os.WNOHANG) -> int | None:
+        if self.returncode is None and wait([self.sentinel], 0 if flag == os.WNOHANG else None):
+            if not wait([self._told], _TOLD_SECONDS) and _begun is not None:
+                with contextlib.suppress(OSError):
+                    os.kill(_begun.server, signal.SIGCONT)  # it was stopped
+            try:
+                self.returncode = forkserver.read_signed(self._told)
+            except (OSError, EOFError):
+                self.returncode = UNKNOWN
+        found: int | None = self.returncode
+        return found
 
 
 class _Copy(ForkServerProcess):

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from multiprocessing.connection import Connection
 
+from tandem.processes.fork_server import UNKNOWN
 from tandem.processes.heartbeat import ORPHANED, WRITE_SECONDS, HeartbeatMonitor, HeartbeatTable
 from tandem.processes.messages import Failed, Finished, Kind, Ready, Stop
 from tandem.processes.signals import StopSignals, signal_name
@@ -229,6 +230,8 @@ def _silent(who: str, seconds: float) -> Failed:
 def _describe_exit(status: int) -> str:
     if status == ORPHANED:
         return "ended because this program gave no sign of life: it was stopped, or starved"
+    if status == UNKNOWN:
+        return "ended; how, only the process 'libraries' knew, which has ended before"
     if status >= 0:
         return f"ended with exit status {status}"
     name = signal_name(-status)

@@ -138,6 +138,29 @@ def test_a_server_that_was_killed_is_replaced() -> None:
     assert found["parent"] != former
 
 
+def test_a_copy_of_a_server_that_is_stopped_can_be_killed() -> None:
+    process = start_copy(sleep, (Pipe()[1],), "sleeper")
+    server = int(Path(f"/proc/{process.pid}/stat").read_text().rpartition(")")[2].split()[1])
+    os.kill(server, signal.SIGSTOP)
+    process.kill()
+    process.join(10)
+    assert process.exitcode == -signal.SIGKILL
+
+
+def test_a_copy_outlives_its_server_and_how_it_ends_is_then_unknown() -> None:
+    process = start_copy(sleep, (Pipe()[1],), "sleeper")
+    assert process.pid is not None
+    server = int(Path(f"/proc/{process.pid}/stat").read_text().rpartition(")")[2].split()[1])
+    os.kill(server, signal.SIGKILL)
+    assert comes("Z", server)
+    process.join(0.1)
+    assert process.is_alive()
+    process.kill()
+    process.join(10)
+    assert process.exitcode == fork_server.UNKNOWN
+    assert comes("Z", process.pid)
+
+
 def test_a_child_of_fork_starts_new_processes() -> None:
     assert begin()
     if (child := os.fork()) == 0:
