@@ -1,14 +1,13 @@
 """Processes that begin as copies of one that has imported PyTorch and PyTensor.
 
-Importing them takes a process seconds. The fork server of `multiprocessing` does it once, beside
-the program's own start; each process is then a copy of it, made within milliseconds, and shares the
-memory of what was imported. What a process would inherit of the program, a copy has from the
-server, as it was when that began. So it is sent: environment, standard output and error, processor
-cores, limit of open files, blocked signals. Libraries have read the environment by then: once it
-has changed, processes are started anew, as on other systems than Linux.
+Importing them takes a process seconds. The fork server of `multiprocessing` does it once; each
+process is then a copy of it, made within milliseconds, and shares the memory of what was imported.
+What a process would inherit of the program, a copy has from the server, as it was when that began.
+So it is sent: environment, standard output and error, processor cores, limit of open files, blocked
+signals. Libraries have read the environment by then: once it has changed, processes are started
+anew, as on other systems than Linux.
 """
 
-import atexit
 import contextlib
 import os
 import signal
@@ -23,7 +22,7 @@ from multiprocessing.process import BaseProcess
 from typing import Any
 
 from tandem.processes.signals import STOPPING
-from tandem.processes.spawn import hidden_main, start_new
+from tandem.processes.spawn import OwnProcess, start_new
 
 LIBRARIES = "tandem.training.libraries"
 """Module that the server imports."""
@@ -49,7 +48,6 @@ class _Begun:
 
 _begun: _Begun | None = None
 _asked = 0  # processes that could be copies
-_is_used = False
 
 
 def begin() -> bool:
@@ -67,8 +65,6 @@ def begin() -> bool:
         except OSError:  # also where the program itself has waited for the server's end
             return False
         server: int = _server._forkserver_pid  # type: ignore[attr-defined]
-        if _begun is None:
-            atexit.register(_end_unused)
         if _begun is None or _begun.server != server:
             _begun = _Begun(os.getpid(), server, environment)
         return _begun.environment == environment
@@ -86,12 +82,10 @@ def pays(count: int) -> bool:
 
 def start_copy(target: Callable[..., None], args: tuple[Any, ...], name: str) -> BaseProcess:
     """Start a process, a copy of the server where that is possible."""
-    global _is_used
     if begin():
         process: BaseProcess = _Copy(target=target, args=args, name=name, daemon=True)
         with contextlib.suppress(OSError, EOFError):  # the server was killed
             process.start()
-            _is_used = True
             return process
     return start_new(target, args, name)
 
@@ -124,16 +118,12 @@ class _Popen(popen_forkserver.Popen):
         return found
 
 
-class _Copy(ForkServerProcess):
+class _Copy(OwnProcess, ForkServerProcess):
     _start_method = "spawn"  # of its own children
 
     @staticmethod
     def _Popen(process_obj: BaseProcess) -> _Popen:
         return _Popen(process_obj)
-
-    def start(self) -> None:
-        with hidden_main():
-            super().start()
 
     def __getstate__(self) -> dict[str, Any]:
         """Return what is sent to the copy, with what it is to inherit of this process."""
@@ -158,9 +148,6 @@ class _Inherited:
     def of_this_process(cls) -> "_Inherited":
         import resource
 
-        for stream in (sys.stdout, sys.stderr):
-            with contextlib.suppress(AttributeError, OSError, ValueError):
-                stream.flush()
         outputs = {}
         for descriptor in (1, 2):
             with contextlib.suppress(OSError):
@@ -212,10 +199,3 @@ def _as_seen_by_server() -> Iterator[None]:
             else:
                 os.environ[name] = value
         signal.pthread_sigmask(signal.SIG_SETMASK, mask)
-
-
-def _end_unused() -> None:
-    """End a server that may still be importing, for a program that has ended before."""
-    if _begun is not None and _begun.parent == os.getpid() and not _is_used:
-        with contextlib.suppress(OSError):
-            os.kill(_begun.server, signal.SIGKILL)

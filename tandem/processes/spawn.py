@@ -46,15 +46,21 @@ def hidden_main() -> Iterator[None]:
             sys.modules["__main__"] = main
 
 
-class _Process(SpawnProcess):
+class OwnProcess(process.BaseProcess):
+    """A process that does not import ``__main__``, in whichever way it is started."""
+
     def start(self) -> None:
         with hidden_main():
             super().start()
 
 
+class _Process(OwnProcess, SpawnProcess):
+    pass
+
+
 def _forget_children() -> None:
     """In a child of `os.fork`, forget the parent's: multiprocessing would end them at its exit."""
-    others = {child for child in process._children if not isinstance(child, _Process)}  # type: ignore[attr-defined]
+    others = {child for child in process._children if not isinstance(child, OwnProcess)}  # type: ignore[attr-defined]
     process._children = others  # type: ignore[attr-defined]
 
 

@@ -8,7 +8,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
-from multiprocessing import Pipe
+from multiprocessing import Pipe, active_children
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
@@ -161,11 +161,14 @@ def test_a_copy_outlives_its_server_and_how_it_ends_is_then_unknown() -> None:
     assert comes("Z", process.pid)
 
 
-def test_a_child_of_fork_starts_new_processes() -> None:
-    assert begin()
+def test_a_child_of_fork_starts_new_processes_and_leaves_the_copies_alone() -> None:
+    copy = start_copy(sleep, (Pipe()[1],), "sleeper")
+    assert copy in active_children()
     if (child := os.fork()) == 0:
-        os._exit(begin())
+        os._exit(begin() or copy in active_children())
     assert os.waitpid(child, 0)[1] == 0
+    copy.kill()
+    copy.join()
 
 
 def test_a_single_process_is_new_and_those_after_it_copies(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -176,18 +179,15 @@ def test_a_single_process_is_new_and_those_after_it_copies(monkeypatch: pytest.M
 
 
 PROGRAM = """
-import sys, time
-from multiprocessing import Pipe
+import time
+from multiprocessing import Pipe, active_children
 from tandem.processes import fork_server
 from tandem.processes.child import continue_when_parent_ends
 from tests.processes.test_fork_server import sleep
-fork_server.begin()
-if sys.argv[1] == "used":
-    process = fork_server.start_copy(sleep, (Pipe()[1],), "sleeper")
-    print(process.pid, flush=True)
+process = fork_server.start_copy(sleep, (Pipe()[1],), "sleeper")
+print(process.pid, flush=True)
 print(fork_server._begun.server, fork_server._server._forkserver_address, flush=True)
-if sys.argv[1] == "used":
-    time.sleep(600)
+time.sleep(600)
 """
 
 
@@ -206,15 +206,8 @@ def comes(states: str, pid: int) -> bool:
     return found
 
 
-def test_a_server_without_copies_ends_with_a_short_program() -> None:
-    command = [sys.executable, "-c", PROGRAM, "unused"]
-    said = subprocess.run(command, check=True, capture_output=True, text=True).stdout
-    server = int(said.split()[0])
-    assert comes("Z", server)
-
-
 def test_stopped_copies_and_server_end_with_a_program_that_was_killed() -> None:
-    command = [sys.executable, "-c", PROGRAM, "used"]
+    command = [sys.executable, "-c", PROGRAM]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as program:
         assert program.stdout is not None
         copy = int(program.stdout.readline())
