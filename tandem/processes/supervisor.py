@@ -173,9 +173,13 @@ class Patience:
 def _await_writers(pool: WorkerPool, failure: Failed, signals: StopSignals) -> None:
     """Let workers finish what they write, until the next request to stop.
 
-    Not one that has died: if it lives, it is stopped.
+    Not one that has died: if it lives, it is stopped, and killed, so that a writer who gathers its
+    part sees an end.
     """
     lost = failure.who if failure.kind == "death" else ""
+    for handle in pool.handles:
+        if handle.process and handle.name == lost:
+            handle.process.kill()
     requests, deadline, named = signals.poll(), time.monotonic() + WRITE_SECONDS, ""
     while writers := [name for name in pool.writing if name != lost]:
         if signals.poll() > requests or time.monotonic() > deadline:

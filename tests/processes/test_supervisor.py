@@ -6,6 +6,7 @@ import signal
 import threading
 import time
 from collections.abc import Callable
+from multiprocessing import Pipe
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -28,8 +29,10 @@ from tests.support.adders import (
     hang,
     save_when_told,
     sleep_with_lock,
+    stop_before_its_part,
     write_and_wait,
     write_slowly,
+    write_with_another,
 )
 
 needs_proc = pytest.mark.skipif(
@@ -254,6 +257,21 @@ def test_a_worker_finishes_what_it_writes_when_another_fails(tmp_path: Path) -> 
     assert failure.who == "adder"
     assert (tmp_path / "sum").exists()
     assert seconds < 20
+
+
+def test_a_writer_does_not_wait_for_the_part_of_one_that_is_stopped() -> None:
+    """As trainer 0 gathers a checkpoint of divided layers."""
+    here, there = Pipe()
+    begin = time.monotonic()
+    with StopSignals() as signals, WorkerPool(["writer", "other"], 1.0) as pool:
+        pool.start("writer", write_with_another, None, pool.status("writer"), here)
+        pool.start("other", stop_before_its_part, None, there)
+        here.close()
+        there.close()
+        failure = supervise(pool, ProgressReporter(), signals, saves=True)
+    assert failure is not None
+    assert failure.who == "other"
+    assert time.monotonic() - begin < 20
 
 
 @pytest.mark.parametrize("survives", [False, True])

@@ -1,5 +1,6 @@
 """What the workers of a pool do in tests: functions that a new process imports quickly."""
 
+import contextlib
 import ctypes
 import multiprocessing
 import os
@@ -102,3 +103,21 @@ def write_slowly(
 
     threading.Thread(target=write).start()
     time.sleep(600)
+
+
+def write_with_another(
+    _: object, status: heartbeat.StatusSlot, other: Connection, launcher: Connection
+) -> None:
+    """Write until another has sent its part, or is gone."""
+    launcher.send(Ready())
+    status.show_writing(True)
+    launcher.send("begun")
+    with contextlib.suppress(EOFError):
+        other.recv()
+    status.show_writing(False)
+    time.sleep(600)
+
+
+def stop_before_its_part(_: object, writer: Connection, launcher: Connection) -> None:
+    launcher.send(Ready())
+    os.kill(os.getpid(), signal.SIGSTOP)
