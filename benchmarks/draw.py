@@ -15,6 +15,7 @@ matplotlib.use("Agg")
 
 from matplotlib import pyplot
 from matplotlib.axes import Axes
+from matplotlib.ticker import LogFormatter
 
 BLUE, ORANGE, GREY = "#0072B2", "#D55E00", "#999999"  # also for the colour-blind
 Rows = Sequence[Mapping[str, Any]]
@@ -58,7 +59,9 @@ def _draw_comparisons(axes: Axes, rows: Rows) -> None:
     axes.axvline(1, color=GREY, lw=1, zorder=0)
     axes.set_xscale("log")
     axes.set_yticks(range(len(labels)), labels, fontsize=8)
-    axes.invert_yaxis()
+    axes.set_ylim(len(labels), -1)
+    for axis in (axes.xaxis.set_major_formatter, axes.xaxis.set_minor_formatter):
+        axis(LogFormatter(minor_thresholds=(2, 1)))
     axes.set_xlabel("speed over the peer's: median, quartiles, and | the target")
 
 
