@@ -17,7 +17,7 @@ import numpy as np
 from tandem.distributed import LocalGroup, PeerLost
 from tandem.memory import HostBuffer
 from tandem.parallel.buffers import SharedBuffers
-from tandem.parallel.messages import Answer, ArrayLocation, Close, Fault, Message, Task, loaded
+from tandem.parallel.messages import Answer, ArrayLocation, Close, Fault, Message, Task, repetition
 from tandem.parallel.residents import Access
 from tandem.parallel.waiting import Waiter
 from tandem.parallel.worker import RankSettings, serve
@@ -189,7 +189,9 @@ class PoolWorkers(Team):
             for descriptor in self._waiter.wait():
                 rank, connection = self._pipes[descriptor]
                 try:
-                    answers[rank] = loaded(connection.recv_bytes(), self.answers.get(rank))
+                    data = connection.recv_bytes()
+                    former = self.answers.get(rank)
+                    answers[rank] = repetition(data, former) or pickle.loads(data)
                 except EOFError as error:
                     raise BrokenPipeError(str(error)) from error
         return answers
