@@ -12,6 +12,7 @@ import pytest
 
 import tandem.parallel as synk
 from tandem.parallel import Pool, WorkerLost
+from tests.support.tiny import descendants
 
 ROWS = np.random.default_rng(5).normal(size=(7, 3))
 
@@ -103,15 +104,9 @@ def test_arrays_are_taken_where_data_is(two: Pool) -> None:
     np.testing.assert_array_equal(two.gather(s, nd_up=0), ROWS)
 
 
-def children() -> set[int]:
-    """The child processes of this one."""
-    lists = Path("/proc/self/task").glob("*/children")
-    return {int(child) for path in lists for child in path.read_text().split()}
-
-
 def descriptors() -> list[int]:
     """How many files this process and each of its children have open."""
-    folders = [Path(f"/proc/{process}/fd") for process in (os.getpid(), *sorted(children()))]
+    folders = [Path(f"/proc/{process}/fd") for process in (os.getpid(), *sorted(descendants()))]
     return [len([*folder.iterdir()]) for folder in folders]
 
 
@@ -180,12 +175,12 @@ def test_one_worker_is_enough(one: Pool) -> None:
 
 @pytest.mark.slow
 def test_a_killed_worker_is_reported_and_nobody_waits() -> None:
-    before = children()
+    before = descendants()
     x = pt.dmatrix("x")
     with Pool(2, use_gpu=False, threads=1) as pool:
         f = pool.function([x], (pt.sum(x), "sum"))
         f(ROWS)
-        (worker,) = children() - before
+        (worker,) = descendants() - before
         os.kill(worker, signal.SIGKILL)
         began = time.monotonic()
         with pytest.raises(WorkerLost, match=r"worker 1 .*(SIGKILL|signal 9)"):

@@ -26,7 +26,7 @@ from tandem.ops.region import Region
 from tandem.parallel import Pool, rank, worker
 from tandem.parallel.messages import Release
 from tests.support.faulty_ops import CALLBACKS, FAULT, CallBack, CallPool
-from tests.support.tiny import python_path, shared_memory
+from tests.support.tiny import descendants, python_path, shared_memory
 
 ROWS = np.random.default_rng(3).normal(size=(7, 3))
 BAD = np.where(np.arange(7)[:, None] == 6, FAULT, ROWS)  # in the last rank's rows
@@ -36,15 +36,9 @@ needs_proc = pytest.mark.skipif(
 )
 
 
-def children() -> set[int]:
-    """The child processes of this one."""
-    lists = Path("/proc/self/task").glob("*/children")
-    return {int(child) for path in lists for child in path.read_text().split()}
-
-
 def left_over() -> tuple[set[int], set[str], int]:
-    """Child processes, names in /dev/shm, and open files."""
-    return children(), shared_memory(), len([*Path("/proc/self/fd").iterdir()])
+    """Processes, names in /dev/shm, and open files."""
+    return descendants(), shared_memory(), len([*Path("/proc/self/fd").iterdir()])
 
 
 # Arguments
@@ -483,7 +477,7 @@ def test_four_ranks_and_several_pools() -> None:
         with pytest.raises(RuntimeError, match="the pool is closed"):
             g(ROWS)
     del f, g, four, other, data
-    assert children() == before[0]
+    assert descendants() == before[0]
     assert shared_memory() == before[1]
 
 

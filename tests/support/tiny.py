@@ -177,6 +177,29 @@ def group_members(group: int) -> list[int]:
     return members
 
 
+def descendants() -> set[int]:
+    """Processes that this one has started, or had started by another, but for Python's helpers."""
+    found: set[int] = set()
+    new = {os.getpid()}
+    while new:
+        parents, new = new, set()
+        for parent in parents:
+            for children in Path(f"/proc/{parent}/task").glob("*/children"):
+                with contextlib.suppress(OSError):
+                    new |= {int(child) for child in children.read_text().split()}
+        found |= new
+    return {pid for pid in found if not _is_helper(pid)}
+
+
+def _is_helper(pid: int) -> bool:
+    try:
+        command = Path(f"/proc/{pid}/cmdline").read_bytes()
+        name = Path(f"/proc/{pid}/comm").read_text().strip()
+    except OSError:
+        return True
+    return b"resource_tracker" in command or name == "libraries"
+
+
 def is_gone(group: int, seconds: float = 5.0) -> bool:
     """Whether no process of a group is left; multiprocessing's own helper ends a moment later."""
     deadline = time.monotonic() + seconds
