@@ -29,6 +29,7 @@ from tests.support.runs import assert_same_bits
 from tests.support.tiny import (
     find_process,
     group_members,
+    is_helper,
     read_record,
     settings,
     shared_memory,
@@ -94,20 +95,11 @@ def stop_launcher(launcher: subprocess.Popen[str]) -> None:
     """Stop it alone; the others end by themselves, and it notices when it continues."""
     kill(launcher.pid, signal.SIGSTOP)
     deadline = time.monotonic() + TIMEOUT + PATIENCE_SECONDS + GONE_SECONDS
-    while [pid for pid in group_members(launcher.pid) if is_ours(pid)] != [launcher.pid]:
+    while [pid for pid in group_members(launcher.pid) if not is_helper(pid)] != [launcher.pid]:
         if time.monotonic() > deadline:
             raise Broken(f"{group_members(launcher.pid)} outlive a launcher that is stopped")
         time.sleep(0.1)
     kill(launcher.pid, signal.SIGCONT)
-
-
-def is_ours(pid: int) -> bool:
-    """Whether it is a process of the run, not one of Python's that ends with its launcher."""
-    try:
-        command = Path(f"/proc/{pid}/cmdline").read_bytes()
-        return b"resource_tracker" not in command and b"forkserver" not in command
-    except OSError:
-        return False
 
 
 def kill_libraries(launcher: subprocess.Popen[str]) -> None:

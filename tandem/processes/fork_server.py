@@ -27,8 +27,8 @@ from tandem.processes.spawn import OwnProcess, start_new
 LIBRARIES = "tandem.training.libraries"
 """Module that the server imports."""
 
-UNKNOWN = 255
-"""Exit status of a copy whose server has ended before it."""
+UNKNOWN = 256
+"""Exit status, which no process has, of a copy whose server has ended before it."""
 
 _TOLD_SECONDS = 1.0  # for the server to tell of a process that has ended
 _UNREAD = ("PYTEST_CURRENT_TEST",)  # which changes, and is read by no library
@@ -71,9 +71,10 @@ def begin() -> bool:
 
 
 def pays(count: int) -> bool:
-    """Return whether so many processes should be copies; not if a program starts one and no more.
+    """Return whether the next `count` processes should be copies.
 
-    That one would wait for the server's imports as long as for its own.
+    A program's first should not if it is alone: it would wait for the server's imports as long as
+    for its own.
     """
     global _asked
     _asked += count
@@ -99,7 +100,7 @@ class _Popen(popen_forkserver.Popen):
                 super()._launch(process_obj)  # type: ignore[misc]
             finally:
                 forkserver.connect_to_new_process = connect
-        # The server tells when a process ends. The kernel does too, if the server has ended before.
+        # The server reports when a process ends. The kernel does so even after the server's end.
         self._told = self.sentinel
         with contextlib.suppress(OSError):
             self.sentinel = os.pidfd_open(self.pid)
@@ -119,8 +120,6 @@ class _Popen(popen_forkserver.Popen):
 
 
 class _Copy(OwnProcess, ForkServerProcess):
-    _start_method = "spawn"  # of its own children
-
     @staticmethod
     def _Popen(process_obj: BaseProcess) -> _Popen:
         return _Popen(process_obj)

@@ -31,10 +31,10 @@ def _nothing(_: np.ndarray) -> None:
 
 def _remove_address() -> None:
     """Remove what a program that was killed leaves of the server's address."""
-    address = Path(forkserver._forkserver._forkserver_address)  # type: ignore[attr-defined]
-    with contextlib.suppress(OSError):
-        address.unlink(missing_ok=True)
-        address.parent.rmdir()
+    if address := forkserver._forkserver._forkserver_address:  # type: ignore[attr-defined]
+        with contextlib.suppress(OSError):
+            Path(address).unlink(missing_ok=True)
+            Path(address).parent.rmdir()
 
 
 atexit.register(_remove_address)

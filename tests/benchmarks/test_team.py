@@ -5,11 +5,11 @@ import subprocess
 import sys
 import tempfile
 import time
-from pathlib import Path
 
 import pytest
 
 from benchmarks.team import program
+from tests.support.tiny import state_of
 
 SLEEP = [sys.executable, "-c", "import time; time.sleep(60)"]
 STARTER = f"""
@@ -38,15 +38,6 @@ def test_a_program_ends_with_a_benchmark_that_is_killed() -> None:
         started = int(benchmark.stdout.readline())
         benchmark.kill()
     deadline = time.monotonic() + 10
-    while _runs(started):
+    while state_of(started) != "Z":
         assert time.monotonic() < deadline
         time.sleep(0.01)
-
-
-def _runs(process: int) -> bool:
-    """Return whether a process runs; one that has ended may still wait for its parent."""
-    try:
-        state = Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[0]
-    except (ProcessLookupError, FileNotFoundError):
-        return False
-    return state != "Z"

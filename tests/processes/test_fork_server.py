@@ -7,9 +7,10 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from multiprocessing import Pipe, active_children
 from multiprocessing.connection import Connection
+from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any
 
@@ -19,25 +20,22 @@ import pytest
 from tandem.processes import fork_server
 from tandem.processes.child import continue_when_parent_ends
 from tandem.processes.fork_server import begin, start_copy
+from tests.support.tiny import state_of
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="on other systems all are new")
 
 
 def report(connection: Connection) -> None:
-    has_torch = "torch" in sys.modules  # before anything of this module's is imported by it
-    limit = resource.getrlimit(resource.RLIMIT_NOFILE)
-    blocked = signal.pthread_sigmask(signal.SIG_BLOCK, ())
     sys.stderr.write("said by a copy\n")
     connection.send(
         {
-            "libraries": has_torch,
+            "libraries": "torch" in sys.modules,
             "parent": os.getppid(),
             "folder": os.getcwd(),  # noqa: PTH109
             "environment": dict(os.environ),
             "cores": os.sched_getaffinity(0),
-            "files": limit,
-            "blocked": blocked,
-            "random": np.random.default_rng().random(),
+            "files": resource.getrlimit(resource.RLIMIT_NOFILE),
+            "blocked": signal.pthread_sigmask(signal.SIG_BLOCK, ()),
             "drawn": np.random.random(),
         }
     )
@@ -57,9 +55,13 @@ def sleep(_: Connection) -> None:
     time.sleep(600)
 
 
-def reported(start: Callable[..., Any] = start_copy) -> dict[str, Any]:
+def server_of(process: BaseProcess) -> int:
+    return int(Path(f"/proc/{process.pid}/stat").read_text().rpartition(")")[2].split()[1])
+
+
+def reported() -> dict[str, Any]:
     here, there = Pipe()
-    process = start(report, (there,), "reporter")
+    process = start_copy(report, (there,), "reporter")
     there.close()
     found: dict[str, Any] = here.recv()
     process.join()
@@ -102,9 +104,7 @@ def test_a_copy_has_the_libraries_and_what_a_child_inherits(
 
 
 def test_copies_draw_different_numbers() -> None:
-    first, second = reported(), reported()
-    assert first["drawn"] != second["drawn"]
-    assert first["random"] != second["random"]
+    assert reported()["drawn"] != reported()["drawn"]
 
 
 @pytest.mark.parametrize(("how", "status"), [("exit", 7), ("error", 1), ("signal", -9)])
@@ -140,7 +140,7 @@ def test_a_server_that_was_killed_is_replaced() -> None:
 
 def test_a_copy_of_a_server_that_is_stopped_can_be_killed() -> None:
     process = start_copy(sleep, (Pipe()[1],), "sleeper")
-    server = int(Path(f"/proc/{process.pid}/stat").read_text().rpartition(")")[2].split()[1])
+    server = server_of(process)
     os.kill(server, signal.SIGSTOP)
     process.kill()
     process.join(10)
@@ -150,7 +150,7 @@ def test_a_copy_of_a_server_that_is_stopped_can_be_killed() -> None:
 def test_a_copy_outlives_its_server_and_how_it_ends_is_then_unknown() -> None:
     process = start_copy(sleep, (Pipe()[1],), "sleeper")
     assert process.pid is not None
-    server = int(Path(f"/proc/{process.pid}/stat").read_text().rpartition(")")[2].split()[1])
+    server = server_of(process)
     os.kill(server, signal.SIGKILL)
     assert comes("Z", server)
     process.join(0.1)
@@ -180,23 +180,14 @@ def test_a_single_process_is_new_and_those_after_it_copies(monkeypatch: pytest.M
 
 PROGRAM = """
 import time
-from multiprocessing import Pipe, active_children
+from multiprocessing import Pipe
 from tandem.processes import fork_server
-from tandem.processes.child import continue_when_parent_ends
 from tests.processes.test_fork_server import sleep
 process = fork_server.start_copy(sleep, (Pipe()[1],), "sleeper")
 print(process.pid, flush=True)
 print(fork_server._begun.server, fork_server._server._forkserver_address, flush=True)
 time.sleep(600)
 """
-
-
-def state_of(pid: int) -> str:
-    """Return the letter of a process's state; "Z" also where it is gone."""
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
-    except OSError:
-        return "Z"
 
 
 def comes(states: str, pid: int) -> bool:

@@ -27,6 +27,7 @@ from tandem.processes.heartbeat import (
     StatusSlot,
 )
 from tandem.processes.rank_heartbeat import RankHeartbeat
+from tests.support.tiny import state_of
 
 needs_proc = pytest.mark.skipif(
     not Path("/proc/self/task").exists(), reason="only Linux shows what a process does"
@@ -191,9 +192,9 @@ def test_a_child_ends_by_itself_when_its_launcher_is_gone(
     os.kill(launcher.pid, fault)
     try:
         deadline = time.monotonic() + heartbeat.PATIENCE_SECONDS + 1.0 + 10.0
-        while is_running(child) and time.monotonic() < deadline:
+        while state_of(child) != "Z" and time.monotonic() < deadline:
             time.sleep(0.05)
-        assert not is_running(child)
+        assert state_of(child) == "Z"
         assert not partial.exists()
     finally:
         launcher.kill()
@@ -234,15 +235,6 @@ def test_an_orphan_does_not_write_forever(
     thread.start()
     thread.join(5)
     assert exits == [ORPHANED]
-
-
-def is_running(pid: int) -> bool:
-    """Whether a process exists and is no zombie."""
-    try:
-        state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
-    except OSError:
-        return False
-    return state != "Z"
 
 
 def test_a_thread_counts_though_the_table_is_closed_before_it_runs(

@@ -3,6 +3,7 @@
 import logging
 import os
 import signal
+import sys
 import threading
 import time
 from collections.abc import Callable
@@ -14,7 +15,7 @@ import numpy as np
 import pytest
 
 from tandem.errors import InputError
-from tandem.processes import heartbeat
+from tandem.processes import fork_server, heartbeat
 from tandem.processes.messages import Failed, Finished, Ready
 from tandem.processes.signals import StopSignals
 from tandem.processes.supervisor import Outcome, Patience, ProgressReporter, _root_cause, supervise
@@ -34,6 +35,7 @@ from tests.support.adders import (
     write_slowly,
     write_with_another,
 )
+from tests.support.tiny import state_of
 
 needs_proc = pytest.mark.skipif(
     not Path("/proc/self/task").exists(), reason="only Linux shows what a process does"
@@ -144,12 +146,32 @@ def test_a_worker_that_raises_is_the_root_cause(
     assert text in caplog.messages[-1]
 
 
-@pytest.mark.parametrize("status", [0, 3])
+@pytest.mark.parametrize("status", [0, 3, 255])
 def test_a_worker_that_must_report_may_not_just_exit(status: int) -> None:
     outcome, _ = run((add, [1]), (exit_with, status))
     assert outcome.failure == Failed(
         "adder 1", "consequence", f"ended with exit status {status}", ""
     )
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="on other systems there are no copies")
+def test_how_a_copy_ended_that_nobody_saw_is_not_guessed() -> None:
+    with StopSignals() as signals, WorkerPool(["adder"], 60) as pool:
+        pool.start("adder", hang, None, is_copy=True)
+        while not pool.receive(timeout=10):
+            pass
+        process = pool.handles[0].process
+        assert process is not None
+        assert fork_server._begun is not None
+        server = fork_server._begun.server
+        os.kill(server, signal.SIGKILL)
+        while state_of(server) != "Z":
+            time.sleep(0.01)
+        process.kill()
+        failure = supervise(pool, ProgressReporter(), signals)
+    assert failure is not None
+    assert (failure.who, failure.kind) == ("adder", "consequence")
+    assert "only the process 'libraries' knew" in failure.message
 
 
 def test_another_worker_may_exit_with_status_0() -> None:

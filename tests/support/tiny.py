@@ -177,6 +177,14 @@ def group_members(group: int) -> list[int]:
     return members
 
 
+def state_of(pid: int) -> str:
+    """Return the letter of a process's state; "Z", a zombie's, also where it is gone."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+    except OSError:
+        return "Z"
+
+
 def descendants() -> set[int]:
     """Processes that this one has started, or had started by another, but for Python's helpers."""
     found: set[int] = set()
@@ -188,10 +196,11 @@ def descendants() -> set[int]:
                 with contextlib.suppress(OSError):
                     new |= {int(child) for child in children.read_text().split()}
         found |= new
-    return {pid for pid in found if not _is_helper(pid)}
+    return {pid for pid in found if not is_helper(pid)}
 
 
-def _is_helper(pid: int) -> bool:
+def is_helper(pid: int) -> bool:
+    """Whether it is a process that ends with its program, not one that works, or is gone."""
     try:
         command = Path(f"/proc/{pid}/cmdline").read_bytes()
         name = Path(f"/proc/{pid}/comm").read_text().strip()
