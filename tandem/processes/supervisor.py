@@ -3,7 +3,7 @@
 import logging
 import math
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from multiprocessing.connection import Connection
 
@@ -11,7 +11,7 @@ from tandem.processes.fork_server import UNKNOWN
 from tandem.processes.heartbeat import ORPHANED, WRITE_SECONDS, HeartbeatMonitor, HeartbeatTable
 from tandem.processes.messages import Failed, Finished, Kind, Ready, Stop
 from tandem.processes.signals import StopSignals, signal_name
-from tandem.processes.worker_pool import END_SECONDS, WorkerPool
+from tandem.processes.worker_pool import END_SECONDS, WorkerHandle, WorkerPool
 
 log = logging.getLogger(__name__)
 
@@ -124,7 +124,7 @@ def supervise(
         if not (asked or failures) or received:
             patience.restart()
         known = {failure.who for failure in failures}
-        found = [f for f in _deaths(pool) if f.who not in known]
+        found = [f for f in _deaths(pool.closed) if f.who not in known]
         found = found or [f for f in _silences(pool, monitor) if f.who not in known]
         if found and not failures:
             latest = time.monotonic() + pool.table.timeout + WRITE_SECONDS
@@ -196,17 +196,17 @@ def find_end(pool: WorkerPool, killed: Mapping[str, float]) -> Failed:
     `killed` are the workers that were killed after so many seconds without a sign of life.
     """
     deadline = time.monotonic() + END_SECONDS  # a process ends after its pipes
-    while not (failures := _deaths(pool)) and time.monotonic() < deadline:
+    while not (failures := _deaths(pool.handles)) and time.monotonic() < deadline:
         time.sleep(WRITE_POLL_SECONDS)
     failures = [_silent(f.who, killed[f.who]) if f.who in killed else f for f in failures]
     unseen = Failed("a worker", "death", "has closed its pipe", "")
     return min(failures, key=lambda f: (f.kind != "death", f.who), default=unseen)
 
 
-def _deaths(pool: WorkerPool) -> list[Failed]:
+def _deaths(handles: Sequence[WorkerHandle]) -> list[Failed]:
     """Describe each worker that has ended and should not have."""
     failures = []
-    for handle in pool.handles:
+    for handle in handles:
         status = handle.exit_status
         expected = handle.finished or (status == 0 and not handle.reports)
         if status is not None and not expected:
@@ -253,7 +253,9 @@ def _root_cause(pool: WorkerPool, failures: list[Failed]) -> Failed:
     order = ("input", "agreed", "fault", "death", "consequence")
     deadline = time.monotonic() + GRACE_SECONDS
     while not any(f.kind in order[:3] for f in failures) and time.monotonic() < deadline:
-        failures += [m for _, m in pool.receive(timeout=0.1) if isinstance(m, Failed)]
-        failures += [f for f in _deaths(pool) if f not in failures]
+        for handle, message in pool.receive(timeout=0.1):
+            handle.finished |= isinstance(message, Finished)
+            failures += [message] if isinstance(message, Failed) else []
+        failures += [f for f in _deaths(pool.closed) if f not in failures]
     reported = {failure.who for failure in failures if failure.traceback}
     return min(failures, key=lambda f: (order.index(f.kind), f.who in reported, f.who))

@@ -43,7 +43,7 @@ class WorkerHandle:
     folder: Path | None = None  # where it writes
     ready: bool = False
     finished: bool = False
-    closed: bool = False  # its end of the pipe is, and all messages are read
+    closed: bool = False  # its end of the pipe is, or it has ended, and all messages are read
 
     def send(self, message: object) -> None:
         """Send a message, unless the worker has ended."""
@@ -85,6 +85,10 @@ class WorkerPool:
     @property
     def reporting(self) -> list[WorkerHandle]:
         return [handle for handle in self.handles if handle.reports]
+
+    @property
+    def closed(self) -> list[WorkerHandle]:
+        return [handle for handle in self.handles if handle.closed]
 
     @property
     def finished(self) -> bool:
@@ -162,9 +166,11 @@ class WorkerPool:
         wait([*(h.connection for h in open_ones), *(p.sentinel for p in running)], timeout)
         messages = []
         for handle in open_ones:
+            has_ended = handle.exit_status is not None  # before the last look for messages
             try:
                 while handle.connection.poll():
                     messages.append((handle, handle.connection.recv()))
+                handle.closed = has_ended
             except (EOFError, OSError):
                 handle.closed = True
         return messages

@@ -78,10 +78,13 @@ def restored_limit() -> Iterator[None]:
 
 @pytest.mark.usefixtures("restored_limit")
 def test_a_copy_has_the_libraries_and_what_a_child_inherits(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert begin()
     monkeypatch.chdir(tmp_path)
+    former = os.dup(2)
+    with Path("errors").open("w") as errors:
+        os.dup2(errors.fileno(), 2)
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (soft - 1, hard))
     cores = os.sched_getaffinity(0)
@@ -93,6 +96,8 @@ def test_a_copy_has_the_libraries_and_what_a_child_inherits(
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, mask)
         os.sched_setaffinity(0, cores)
+        os.dup2(former, 2)
+        os.close(former)
     assert found["libraries"]
     assert found["parent"] not in (os.getpid(), os.getppid())
     assert found["folder"] == str(tmp_path)
@@ -100,7 +105,7 @@ def test_a_copy_has_the_libraries_and_what_a_child_inherits(
     assert found["cores"] == one
     assert found["files"] == (soft - 1, hard)
     assert found["blocked"] == mask | {signal.SIGUSR2}
-    assert "said by a copy" in capfd.readouterr().err
+    assert Path("errors").read_text() == "said by a copy\n"
 
 
 def test_copies_draw_different_numbers() -> None:

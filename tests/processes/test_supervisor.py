@@ -27,6 +27,7 @@ from tests.support.adders import (
     compute_with_lock,
     exit_with,
     fail,
+    finish_at_once,
     hang,
     save_when_told,
     sleep_with_lock,
@@ -152,6 +153,18 @@ def test_a_worker_that_must_report_may_not_just_exit(status: int) -> None:
     assert outcome.failure == Failed(
         "adder 1", "consequence", f"ended with exit status {status}", ""
     )
+
+
+@needs_proc
+def test_a_worker_that_has_ended_is_believed_what_it_said_last(tmp_path: Path) -> None:
+    """It has said so after its messages were read, and ended before its end was looked for."""
+
+    def let_end(pids: dict[str, int]) -> None:
+        (tmp_path / "go").touch()
+        while state_of(pids["adder 0"]) != "Z":
+            time.sleep(0.01)
+
+    assert run((finish_at_once, tmp_path / "go"), act=let_end) == (Outcome(0), [0])
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="on other systems there are no copies")

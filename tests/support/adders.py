@@ -40,6 +40,15 @@ def add_and_finish(numbers: list[int], launcher: Connection) -> None:
     launcher.send(Finished())
 
 
+def finish_at_once(path: Path, launcher: Connection) -> None:
+    """Finish when told to, and end as quickly as a process can."""
+    launcher.send(0)
+    while not path.exists():
+        time.sleep(0.05)
+    launcher.send(Finished())
+    os._exit(0)
+
+
 def fail(error: Exception, launcher: Connection) -> None:
     launcher.send(Failed.of(multiprocessing.current_process().name, error))
     raise SystemExit(1)
