@@ -21,7 +21,6 @@ from multiprocessing.context import ForkServerProcess
 from multiprocessing.process import BaseProcess
 from typing import Any
 
-from tandem.processes.signals import STOPPING
 from tandem.processes.spawn import OwnProcess, start_new
 
 LIBRARIES = "tandem.training.libraries"
@@ -41,8 +40,7 @@ _changing = threading.RLock()
 
 @dataclass(frozen=True)
 class _Begun:
-    parent: int  # process id
-    server: int
+    server: int  # process id
     environment: Mapping[str, str]
 
 
@@ -51,22 +49,24 @@ _asked = 0  # processes that could be copies
 
 
 def begin() -> bool:
-    """Start the server, unless it runs; return whether processes can be its copies."""
+    """Start the server, unless it runs; return whether processes can be its copies.
+
+    It inherits blocked signals: those of Ctrl-C have to be.
+    """
     global _begun
-    parent = _begun.parent if _begun else os.getpid()
-    if not _IS_SAFE or parent_process() is not None or parent != os.getpid():
+    if not _IS_SAFE or parent_process() is not None:
         return False
     environment = {name: os.environ[name] for name in os.environ if name not in _UNREAD}
     with _changing:
         try:
-            with _as_seen_by_server():
+            with searching_alike():
                 _server.set_forkserver_preload([LIBRARIES])
                 _server.ensure_running()
-        except OSError:  # also where the program itself has waited for the server's end
+        except OSError:  # also in a child of `os.fork`, which can't wait for the server
             return False
         server: int = _server._forkserver_pid  # type: ignore[attr-defined]
         if _begun is None or _begun.server != server:
-            _begun = _Begun(os.getpid(), server, environment)
+            _begun = _Begun(server, environment)
         return _begun.environment == environment
 
 
@@ -182,12 +182,11 @@ class _Inherited:
 
 
 @contextlib.contextmanager
-def _as_seen_by_server() -> Iterator[None]:
-    """Let the server find modules as this process does, and no signal to stop end it."""
+def searching_alike() -> Iterator[None]:
+    """Let Python's processes that are started meanwhile find modules where this one does."""
     paths = [path or os.getcwd() for path in sys.path]  # noqa: PTH109
     changes = {"PYTHONPATH": os.pathsep.join(paths), "PYTHONSAFEPATH": "1"}
     former = {name: os.environ.get(name) for name in changes}
-    mask = signal.pthread_sigmask(signal.SIG_BLOCK, STOPPING)
     os.environ.update(changes)
     try:
         yield
@@ -197,4 +196,3 @@ def _as_seen_by_server() -> Iterator[None]:
                 del os.environ[name]
             else:
                 os.environ[name] = value
-        signal.pthread_sigmask(signal.SIG_SETMASK, mask)

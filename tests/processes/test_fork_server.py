@@ -133,6 +133,17 @@ def test_libraries_that_read_another_environment_are_imported_anew(
     assert found["environment"]["OMP_WAIT_POLICY"] == "active"
 
 
+def test_libraries_are_found_where_this_process_finds_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", ["/others", "", *sys.path])
+    show = [sys.executable, "-c", "import sys; print(*sys.path, sep=chr(10))"]
+    with fork_server.searching_alike():
+        found = subprocess.check_output(show, text=True).splitlines()
+    assert found[:2] == ["/others", str(tmp_path)]
+
+
 def test_a_server_that_was_killed_is_replaced() -> None:
     former = reported()["parent"]
     os.kill(former, signal.SIGKILL)
