@@ -546,6 +546,19 @@ def test_freed_data_is_dropped_by_all(two: Pool) -> None:
         assert after[1] <= before[1] + 5
 
 
+def test_a_call_that_repeats_drops_what_was_freed(two: Pool) -> None:
+    x, v = pt.dmatrix("x"), shared(np.ones(3))
+    of_rows, repeats = two.function([x], (x.sum(), "sum")), two.function([], (v.sum(), "sum"))
+    rows = synk.data(ROWS)
+    of_rows(rows)
+    repeats()
+    (pid,) = workers(two)
+    before = open_files(pid)
+    del rows
+    repeats()
+    assert open_files(pid) < before
+
+
 def test_data_that_is_freed_and_used_again(two: Pool) -> None:
     x = pt.dmatrix("x")
     f = two.function([x], (x.sum(), "sum"))
