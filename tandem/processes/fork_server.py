@@ -15,7 +15,14 @@ import sys
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from multiprocessing import forkserver, parent_process, popen_forkserver, reduction, util
+from multiprocessing import (
+    forkserver,
+    parent_process,
+    popen_forkserver,
+    reduction,
+    set_start_method,
+    util,
+)
 from multiprocessing.connection import wait
 from multiprocessing.context import ForkServerProcess
 from multiprocessing.process import BaseProcess
@@ -179,6 +186,8 @@ class _Inherited:
         resource.setrlimit(resource.RLIMIT_NOFILE, self.open_files)
         signal.pthread_sigmask(signal.SIG_SETMASK, self.blocked)
         np.random.seed()  # otherwise all copies would draw the same
+        # As in new processes: else numba makes a semaphore, which one that is killed leaves behind.
+        set_start_method("spawn", force=True)
 
 
 @contextlib.contextmanager

@@ -1,6 +1,7 @@
 """Processes that begin as copies of one that has imported PyTorch."""
 
 import contextlib
+import multiprocessing
 import os
 import resource
 import signal
@@ -37,6 +38,7 @@ def report(connection: Connection) -> None:
             "files": resource.getrlimit(resource.RLIMIT_NOFILE),
             "blocked": signal.pthread_sigmask(signal.SIG_BLOCK, ()),
             "drawn": np.random.random(),
+            "starts": multiprocessing.get_start_method(),
         }
     )
 
@@ -104,6 +106,7 @@ def test_a_copy_has_the_libraries_and_what_a_child_inherits(
     assert found["environment"] == dict(os.environ)
     assert found["cores"] == one
     assert found["files"] == (soft - 1, hard)
+    assert found["starts"] == "spawn"
     assert found["blocked"] == mask | {signal.SIGUSR2}
     assert Path("errors").read_text() == "said by a copy\n"
 
