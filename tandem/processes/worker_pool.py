@@ -17,7 +17,7 @@ from typing import Any, Self
 
 from tandem.files import remove_partials
 from tandem.processes.child import ChildContext, enter
-from tandem.processes.fork_server import start_copy
+from tandem.processes.fork_server import begin, start_copy
 from tandem.processes.heartbeat import LAUNCHER, HeartbeatTable, HeartbeatThread, StatusSlot
 from tandem.processes.signals import STOPPING
 from tandem.processes.spawn import start_new
@@ -134,6 +134,8 @@ class WorkerPool:
         tracker = getattr(resource_tracker._resource_tracker, "_pid", None)
         index = self.table.names.index(name)
         child = ChildContext(self.table, index, folder, tracker, self._stderr)
+        if is_copy:
+            begin()  # here: it may wait
         start = start_copy if is_copy else start_new
         # None may reach a child before it ignores them.
         signal.pthread_sigmask(signal.SIG_BLOCK, STOPPING)

@@ -7,6 +7,9 @@ copy would have.
 import atexit
 import contextlib
 import importlib
+import os
+import signal
+import sys
 from multiprocessing import forkserver
 from pathlib import Path
 
@@ -14,6 +17,7 @@ import numpy as np
 
 from tandem.garbage import uncollected
 from tandem.processes.child import continue_when_parent_ends, show_name
+from tandem.processes.fork_server import READY
 
 _MODULES = (
     "tandem.training.worker",
@@ -29,19 +33,23 @@ def _nothing(_: np.ndarray) -> None:
     pass
 
 
-def _remove_address() -> None:
-    """Remove what a program that was killed leaves of the server's address."""
+def _end(server: int) -> None:
+    """End with the program: remove what one that was killed leaves of the server's address."""
+    if os.getpid() != server or hasattr(sys, "last_type"):  # a copy; by an error
+        return
     if address := forkserver._forkserver._forkserver_address:  # type: ignore[attr-defined]
         with contextlib.suppress(OSError):
             Path(address).unlink(missing_ok=True)
             Path(address).parent.rmdir()
+    os._exit(0)
 
 
-atexit.register(_remove_address)
 continue_when_parent_ends()
-show_name("libraries")
+signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGCHLD})  # of which the server has to hear
 # What can't be imported, a copy tries again, and reports.
 with uncollected(), contextlib.suppress(Exception):
     for _name in _MODULES:
         importlib.import_module(_name)
     importlib.import_module("tandem.loops").compile_loop(_nothing, np.zeros(1))  # numba's first
+atexit.register(_end, os.getpid())  # last, and so called first
+show_name(READY)
