@@ -220,6 +220,14 @@ def test_libraries_that_counted_fewer_cores_are_imported_anew(
     assert not begin()
 
 
+def test_a_server_that_ends_while_it_imports_is_not_waited_for() -> None:
+    assert begin()
+    assert fork_server._begun is not None
+    with subprocess.Popen(["true"]) as ended:
+        assert comes("Z", ended.pid)
+        assert not fork_server._is_ready(replace(fork_server._begun, server=ended.pid))
+
+
 def test_a_path_that_is_no_text_is_left_to_new_processes(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "path", [*sys.path, Path("others")])
     assert not begin()
