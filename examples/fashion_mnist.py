@@ -1,11 +1,10 @@
-"""Keras's "Simple MNIST convnet" on Fashion-MNIST: accuracy, and a confusion matrix as a picture.
+"""A small convolutional network on Fashion-MNIST: accuracy, and a confusion matrix as a picture.
 
 python -m examples.fashion_mnist
 python -m examples.fashion_mnist --source data/fashion --epochs 3 --devices cpu
 
 Two processes train it; the same command continues a stopped run. `make demo-keras` obtains the
-pictures first. Unlike in Keras's example the learning rate falls, from 0.002 by a cosine: with
-Adam's constant 0.001 the accuracy after 12 epochs was 89.8 %, and varied from epoch to epoch.
+pictures first. Pictures are mirrored at random; the learning rate falls, from 0.002 by a cosine.
 """
 
 import argparse
@@ -26,18 +25,19 @@ CLASSES = datasets.class_names("fashion_mnist")
 
 
 def make_model() -> keras.Model:
-    """The network of Keras's example by Chollet, "Simple MNIST convnet" (2015)."""
+    """Keras's example by Chollet, "Simple MNIST convnet" (2015), with one more convolution."""
     layers = keras.layers
     return keras.Sequential(
         [
             keras.Input((28, 28, 1)),
             layers.Rescaling(1 / 255),
-            layers.Conv2D(32, (3, 3), activation="relu"),
-            layers.MaxPooling2D((2, 2)),
-            layers.Conv2D(64, (3, 3), activation="relu"),
-            layers.MaxPooling2D((2, 2)),
+            layers.Conv2D(32, 3, activation="relu"),
+            layers.Conv2D(32, 3, activation="relu"),
+            layers.MaxPooling2D(2),
+            layers.Conv2D(64, 3, activation="relu"),
+            layers.MaxPooling2D(2),
             layers.Flatten(),
-            layers.Dropout(0.5),
+            layers.Dropout(0.3),
             layers.Dense(len(CLASSES), activation="softmax"),
         ]
     )
@@ -93,7 +93,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         loss="sparse_categorical_crossentropy",
         metrics=["accuracy"],
     )
-    tandem.keras.distribute(model, chosen.devices, chosen.weights_dir)
+    tandem.keras.distribute(model, chosen.devices, chosen.weights_dir, rand_mirror=True)
     model.fit(
         x,
         y,
