@@ -25,7 +25,7 @@ CLASSES = datasets.class_names("fashion_mnist")
 
 
 def make_model() -> keras.Model:
-    """Keras's example by Chollet, "Simple MNIST convnet" (2015), with one more convolution."""
+    """Chollet's "Simple MNIST convnet" (2015), a further convolution, and less dropout."""
     layers = keras.layers
     return keras.Sequential(
         [
