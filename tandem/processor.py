@@ -60,16 +60,11 @@ def describe_processor() -> str:
 def prefers_winograd(processor: str) -> bool:
     """Return whether Winograd's convolutions are faster than oneDNN's on a described processor.
 
-    Our loops multiply less, and 256 bits at a time. oneDNN's code has twice their rate where
-    AVX-512 multiplies 512; Zen 4 (AMD's family 25, of which Zen 3 lacks AVX-512) takes these in two
-    halves.
+    They multiply less, in loops of our own that take vectors as long as oneDNN's.
     """
     words = processor.split()
-    steered = [word for word in words if word.startswith("ATEN_CPU_CAPABILITY=")]
-    if steered and steered != ["ATEN_CPU_CAPABILITY=avx2"]:
-        return False
-    halves = bool(steered) or ("AMD" in words and " family 25 " in processor)
-    return "avx2" in words and ("avx512bw" not in words or halves)
+    steered = {word for word in words if word.startswith("ATEN_CPU_CAPABILITY=")}
+    return "avx2" in words and steered <= {f"ATEN_CPU_CAPABILITY=avx{name}" for name in (2, 512)}
 
 
 def has_short_vectors(processor: str) -> bool:

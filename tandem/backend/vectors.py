@@ -1,4 +1,4 @@
-"""Vectors of eight float32 numbers for loops, as LLVM's code: numba's language has none.
+"""Vectors of eight or sixteen float32 numbers for loops, as LLVM's code: numba's language has none.
 
 numba keeps loops on disk by the date of their own file: a change here needs one there, as one of
 `tandem.ops.conv.TILE` does.
@@ -11,10 +11,19 @@ from typing import Any
 from llvmlite import ir
 from numba.core import cgutils, types
 from numba.core.errors import TypingError
+from numba.core.registry import cpu_target
 from numba.extending import intrinsic
 
-VECTOR = 8  # numbers
-ROWS = 6  # of sums that `add_products` keeps in registers
+
+def _numbers_at_a_time(processor: str, features: str) -> int:
+    """The numbers that a processor, as LLVM calls it, multiplies at a time."""
+    # Zen 4 has AVX-512 and takes its vectors in two halves.
+    return 16 if "+avx512f" in features.split(",") and processor != "znver4" else 8
+
+
+# Those for which numba compiles, and to which what it keeps on disk belongs.
+VECTOR = _numbers_at_a_time(*cpu_target.target_context.codegen().magic_tuple()[1:])
+ROWS = 6 if VECTOR == 8 else 8  # of sums that `add_products` keeps in 16 or 32 registers
 COLUMNS = 2 * VECTOR
 
 
@@ -35,11 +44,12 @@ def copy_vector(typing, target, to, source, at):  # type: ignore[no-untyped-def]
 def add_products(  # type: ignore[no-untyped-def]
     typing, sums, into, down, adds, x, start, across, g, at, counts, steps
 ):
-    """Add ``x[position + row * across] g[number, column]``, over positions, to 6 x 16 sums.
+    """Add ``x[position + row * across] g[number, column]``, over positions, to sums.
 
-    A row of sums begins at ``sums[into + row * down]``; they begin at 0 unless `adds`. The
-    positions begin at `start` and are reached by three nested loops, of `counts` and `steps`; g
-    begins at `at` and has 16 numbers for each position, one after the other.
+    These are `ROWS` x `COLUMNS`. A row of sums begins at ``sums[into + row * down]``; they begin at
+    0 unless `adds`. The positions begin at `start` and are reached by three nested loops, of
+    `counts` and `steps`; g begins at `at` and has `COLUMNS` numbers for each position, one after
+    the other.
     """
 
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:

@@ -41,6 +41,7 @@ _POINT_PAIRS = TILE * TILE
 _PARTS = 32  # of tiles, shared out to threads
 _LEAST_TILES = 5 * ROWS  # of a block
 _CACHE = 1 << 18  # numbers of a block of transformed tiles
+_FEWEST, _MOST = 48, 96  # tiles of a block
 _FILTERS = COLUMNS  # side by side
 _APART = 16  # numbers between points, whose numbers would displace each other from a cache
 
@@ -58,7 +59,8 @@ def convolve(
     `filters` counts those of all groups; `side` is 3 or 5. All is float32, and only the number
     of pictures may be 0. The output does not depend on the number of threads.
     """
-    groups, _, panels, channels, _ = transformed.shape
+    groups, _, panels, lines, _ = transformed.shape
+    channels = lines - 1
     _check("x has channels", x.shape[1], groups * channels)
     height, width = (n + 2 * p - side + 1 for n, p in zip(x.shape[2:], pad, strict=True))
     y = empty(torch.Size((len(x), filters, height, width)), x.dtype)
@@ -78,13 +80,17 @@ def convolve(
 def transform_filters(w: Tensor, groups: int, turned: bool = False) -> Tensor:
     """Transform filters for `convolve`: (group, point, panel of filters, channel, filter).
 
+    Behind the channels is an empty line: points whose distance is a power of two would displace
+    each other from a cache.
+
     Those whose convolution with the gradient of the result is that of the images have inputs and
     outputs exchanged and are turned by 180 degrees.
     """
     filters, channels, side, _ = w.shape
     of_group = filters // groups
     inputs, outputs = (of_group, channels) if turned else (channels, of_group)
-    transformed = w.new_empty(groups, _POINT_PAIRS, -(-outputs // _FILTERS), inputs, _FILTERS)
+    panels = -(-outputs // _FILTERS)
+    transformed = w.new_empty(groups, _POINT_PAIRS, panels, inputs + 1, _FILTERS)
     numbers = w.contiguous().view(-1).numpy()
     run(_transform_filters, numbers, transformed.numpy(), outputs, side, turned)
     return transformed
@@ -100,11 +106,11 @@ def filter_gradient(x: Tensor, w: Tensor, g: Tensor, pad: Sequence[int], groups:
     area = (n + 2 * p - side + 1 for n, p in zip(x.shape[2:], pad, strict=True))
     _check("x has channels", x.shape[1], groups * channels)
     _check("g has the shape", tuple(g.shape), (len(x), filters, *area))
-    panels, padded = -(-of_group // _FILTERS), -(-channels // ROWS) * ROWS
+    panels, lines = -(-of_group // _FILTERS), -(-channels // ROWS) * ROWS + 1
     gradient = torch.empty_like(w, memory_format=torch.contiguous_format)
     pixels, results, together = images(x), images(g), _together(channels, of_group)
     for group in range(groups):
-        sums = np.zeros((_POINT_PAIRS, panels, padded, _FILTERS), np.float32)
+        sums = np.zeros((_POINT_PAIRS, panels, lines, _FILTERS), np.float32)
         sizes = channels, group * channels, of_group, group * of_group, side
         run(_add_tiles, pixels, results, sums, *sizes, *pad, together)
         rows = gradient[group * of_group : (group + 1) * of_group].numpy()
@@ -121,7 +127,7 @@ def _check(what: str, found: object, expected: object) -> None:
 def _together(channels: int, filters: int) -> int:
     """The tiles of a block: as many as stay in a cache, and enough to make use of the filters."""
     tiles = _CACHE // (_POINT_PAIRS * (channels + filters))
-    return ROWS * max(8, min(16, tiles // ROWS))
+    return max(_FEWEST, min(_MOST, tiles // ROWS * ROWS))
 
 
 def _minimal_filtering(m: int, r: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
@@ -245,7 +251,8 @@ def _convolve(
     together: int,
     threads: int,
 ) -> None:
-    _, panels, channels, _ = transformed.shape
+    _, panels, lines, _ = transformed.shape
+    channels = lines - 1
     pictures, rows, columns, all_filters = y.shape
     m = TILE + 1 - side
     across = -(-columns // m)
@@ -286,7 +293,7 @@ def _convolve(
                         add_products(
                             sums, point * of_sums + t * wide + panel * _FILTERS, wide, False,
                             tiles, point * of_tiles + t * lanes, lanes,
-                            weights, (point * panels + panel) * channels * _FILTERS,
+                            weights, (point * panels + panel) * lines * _FILTERS,
                             (1, 1, channels), (0, 0, 1),
                         )  # fmt: skip
             for t in range(count):
@@ -313,11 +320,12 @@ def _convolve(
 def _transform_filters(
     filters: np.ndarray, transformed: np.ndarray, outputs: int, side: int, turned: bool
 ) -> None:
-    groups, _, panels, inputs, _ = transformed.shape
+    groups, _, panels, lines, _ = transformed.shape
+    inputs = lines - 1
     taps, all_inputs = side * side, (outputs if turned else inputs) * side * side
     by_output, by_input = (taps, all_inputs) if turned else (all_inputs, taps)
     results = transformed.reshape(-1)
-    step = panels * inputs * _FILTERS
+    step = panels * lines * _FILTERS
     for task in numba.prange(groups * panels):
         group, panel = task // panels, task % panels
         square = np.zeros(taps * _FILTERS, np.float32)
@@ -328,7 +336,7 @@ def _transform_filters(
                 for tap in range(taps):
                     of = taps - 1 - tap if turned else tap
                     square[tap * _FILTERS + lane] = filters[at + of]
-            to = (group * _POINT_PAIRS * panels + panel) * inputs * _FILTERS + i * _FILTERS
+            to = ((group * _POINT_PAIRS * panels + panel) * lines + i) * _FILTERS
             for lane in range(0, _FILTERS, VECTOR):
                 _from_filters(
                     side, results, to + lane, (TILE * step, step),
@@ -349,7 +357,7 @@ def _add_tiles(
     column_pad: int,
     together: int,
 ) -> None:
-    _, panels, padded, _ = sums.shape
+    _, panels, lines, _ = sums.shape
     pictures, rows, columns, _ = g.shape
     m = TILE + 1 - side
     across = -(-columns // m)
@@ -380,19 +388,19 @@ def _add_tiles(
                 )  # fmt: skip
         for task in numba.prange(_POINT_PAIRS * panels):
             point = task // panels
-            for c in range(0, padded, ROWS):
+            for c in range(0, channels, ROWS):
                 add_products(
-                    totals, (task * padded + c) * _FILTERS, _FILTERS, True,
+                    totals, (task * lines + c) * _FILTERS, _FILTERS, True,
                     tiles, point * of_tiles + c, 1,
                     results, task * of_panel, (1, 1, count), (0, 0, lanes),
                 )  # fmt: skip
 
 
 def _transform_sums(sums: np.ndarray, gradient: np.ndarray) -> None:
-    _, panels, padded, _ = sums.shape
+    _, panels, lines, _ = sums.shape
     filters, channels, side, _ = gradient.shape
     taps, totals = side * side, sums.reshape(-1)
-    step = panels * padded * _FILTERS
+    step = panels * lines * _FILTERS
     rows = gradient.reshape(filters, channels * taps)
     for panel in numba.prange(panels):
         square = np.zeros(taps * _FILTERS, np.float32)
@@ -400,7 +408,7 @@ def _transform_sums(sums: np.ndarray, gradient: np.ndarray) -> None:
             for lane in range(0, _FILTERS, VECTOR):
                 _to_filters(
                     side, square, lane, (side * _FILTERS, _FILTERS),
-                    totals, (panel * padded + c) * _FILTERS + lane, (TILE * step, step),
+                    totals, (panel * lines + c) * _FILTERS + lane, (TILE * step, step),
                 )  # fmt: skip
             for lane in range(min(_FILTERS, filters - panel * _FILTERS)):
                 for tap in range(taps):

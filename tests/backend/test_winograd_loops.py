@@ -1,5 +1,9 @@
 """Winograd's convolutions and their gradients by the loops, against the Ops' own in float64."""
 
+import os
+import subprocess
+import sys
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -8,6 +12,7 @@ import torch
 from numba.core.errors import TypingError
 
 from tandem.backend import winograd_loops
+from tandem.backend.vectors import VECTOR, _numbers_at_a_time
 from tandem.backend.winograd_loops import convolve, filter_gradient, transform_filters
 from tandem.ops.conv import Conv2d, Conv2dInputGrad, Conv2dWeightGrad
 from tests.support.convolutions import operands
@@ -63,6 +68,14 @@ def computed(x: Any, w: Any, g: Any, b: Any, pad: Any, groups: int) -> list[torc
     return found
 
 
+def made(name: str) -> list[torch.Tensor]:
+    """The results of a case, with a bias."""
+    options = CASES[name]
+    x, w, g = operands(**options)
+    b = torch.from_numpy(np.random.default_rng(1).normal(size=len(w))).float()
+    return computed(x, w, g, b, options.get("pad", (0, 0)), options.get("groups", 1))
+
+
 @pytest.mark.parametrize("name", list(CASES))
 def test_they_are_the_convolution_and_its_gradients(name: str) -> None:
     options = CASES[name]
@@ -99,6 +112,37 @@ def test_the_number_of_threads_changes_no_bit(side: int, groups: int) -> None:
         torch.set_num_threads(threads)
     for other in found[1:]:
         assert all(torch.equal(one, two) for one, two in zip(found[0], other, strict=True))
+
+
+@pytest.mark.parametrize(
+    ("processor", "features", "numbers"),
+    [
+        ("haswell", "+avx2,+fma", 8),
+        ("sapphirerapids", "+avx2,+avx512f,+fma", 16),
+        ("cannonlake", "+avx2,-avx512f,+avx512ifma", 8),
+        ("znver4", "+avx2,+avx512f", 8),
+        ("znver5", "+avx2,+avx512f", 16),
+    ],
+)
+def test_vectors_are_as_long_as_multipliers(processor: str, features: str, numbers: int) -> None:
+    assert _numbers_at_a_time(processor, features) == numbers
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(VECTOR == 8, reason="this processor has no longer vectors")
+def test_shorter_vectors_give_the_same_bits(tmp_path: Path) -> None:
+    names = "several blocks", "groups of five taps"
+    program = f"""
+import torch
+from tests.backend.test_winograd_loops import VECTOR, made
+torch.save([VECTOR, [made(name) for name in {names}]], {str(tmp_path / "found.pt")!r})
+"""
+    other = {"NUMBA_CPU_NAME": "haswell", "NUMBA_CPU_FEATURES": "+avx,+avx2,+fma"}
+    subprocess.run([sys.executable, "-c", program], env=os.environ | other, check=True)
+    length, found = torch.load(tmp_path / "found.pt")
+    assert length == 8
+    for name, results in zip(names, found, strict=True):
+        assert all(map(torch.equal, made(name), results))
 
 
 def test_images_in_another_layout_give_the_same_bits() -> None:
