@@ -60,7 +60,7 @@ def describe_processor() -> str:
 def prefers_winograd(processor: str) -> bool:
     """Return whether Winograd's convolutions are faster than oneDNN's on a described processor.
 
-    They multiply less, in loops of our own that take vectors as long as oneDNN's.
+    They multiply less, in loops of our own whose vectors are as long as the multipliers.
     """
     words = processor.split()
     steered = {word for word in words if word.startswith("ATEN_CPU_CAPABILITY=")}

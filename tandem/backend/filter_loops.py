@@ -1,11 +1,11 @@
 """Gradients of a convolution's filters on a CPU, by a loop that numba compiles.
 
 The gradient of a tap is a sum over pixels, of an input channel's number under the tap times the
-gradient of the filter's result. The loop keeps 6 x 16 such sums in registers, with AVX-512 8 x 32,
-of pairs of a tap and a channel and of filters, while it passes over a block of
-pixels. The block has been copied, once for all taps, so that what is multiplied lies side by side
-(Goto, van de Geijn 2008, section 4). oneDNN's code for 256-bit vectors takes 1.1 to 3 times as
-long.
+gradient of the filter's result. The loop keeps 6 x 16 such sums in registers, of six pairs of a tap
+and a channel and of sixteen filters, while it passes over a block of pixels. The block has been
+copied, once for all taps, so that what is multiplied lies side by side (Goto, van de Geijn 2008,
+section 4). oneDNN's code for 256-bit vectors takes 1.1 to 3 times as long; that of AVX-512, with
+which the loop would keep 8 x 32 sums, is faster.
 """
 
 from functools import reduce

@@ -41,7 +41,7 @@ _POINT_PAIRS = TILE * TILE
 _PARTS = 32  # of tiles, shared out to threads
 _LEAST_TILES = 5 * ROWS  # of a block
 _CACHE = 1 << 18  # numbers of a block of transformed tiles
-_FEWEST, _MOST = 48, 96  # tiles of a block
+_FEWEST, _MOST = 48, 96  # tiles of a block, whole rows of sums for both lengths of vectors
 _FILTERS = COLUMNS  # side by side
 _APART = 16  # numbers between points, whose numbers would displace each other from a cache
 

@@ -33,7 +33,7 @@ CASES: dict[str, dict[str, Any]] = {
         "pad": (2, 4), "groups": 2,
     },
     "groups of whole vectors": {
-        "pictures": 2, "image": (6, 6), "channels": 3 * 8, "filters": 3 * 16, "taps": (3, 3),
+        "pictures": 2, "image": (6, 6), "channels": 3 * 16, "filters": 3 * 48, "taps": (3, 3),
         "pad": (2, 2), "groups": 3,
     },
     "several blocks": {
@@ -142,7 +142,7 @@ torch.save([VECTOR, [made(name) for name in {names}]], {str(tmp_path / "found.pt
     length, found = torch.load(tmp_path / "found.pt")
     assert length == 8
     for name, results in zip(names, found, strict=True):
-        assert all(map(torch.equal, made(name), results))
+        assert all(torch.equal(*both) for both in zip(made(name), results, strict=True))
 
 
 def test_images_in_another_layout_give_the_same_bits() -> None:

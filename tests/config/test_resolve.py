@@ -20,7 +20,7 @@ def resolved(values: dict[str, Any], ranks: int = 0) -> Any:
 
 
 AVX2 = "x86_64 AMD EPYC avx2 fma"
-OLD = "x86_64 Old avx sse4_2"
+AVX_512, OLD = "x86_64 Intel Xeon avx2 avx512f fma", "x86_64 Old avx sse4_2"
 FREEZE = {"init_weights": "w.safetensors", "freeze": ["fc8"]}
 INNER = {"init_weights": "w.safetensors", "freeze": ["layer1.0"]}
 BUCKETS = {"bucket_mb": 25.0, "exchange": "gradients"}
@@ -298,7 +298,7 @@ def test_bits_depend_on_the_marked_settings(collective: str) -> None:
 
 @pytest.mark.parametrize(
     ("processors", "expected"),
-    [((AVX2, AVX2), "winograd"), ((OLD, OLD), "direct"), ((AVX2, OLD), "direct")],
+    [((AVX2, AVX_512), "winograd"), ((OLD, OLD), "direct"), ((AVX2, OLD), "direct")],
 )
 def test_all_trainers_compute_convolutions_alike(
     processors: tuple[str, ...], expected: str

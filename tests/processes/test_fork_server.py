@@ -26,7 +26,10 @@ from tandem.processes.child import continue_when_parent_ends
 from tandem.processes.fork_server import begin, start_copy
 from tests.support.tiny import state_of
 
-pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="on other systems all are new")
+pytestmark = [
+    pytest.mark.skipif(sys.platform != "linux", reason="on other systems all are new"),
+    pytest.mark.usefixtures("own_server"),
+]
 
 
 def report(connection: Connection) -> None:

@@ -167,6 +167,7 @@ def test_a_worker_that_has_ended_is_believed_what_it_said_last(tmp_path: Path) -
     assert run((finish_at_once, tmp_path / "go"), act=let_end) == (Outcome(0), [0])
 
 
+@pytest.mark.usefixtures("own_server")
 @pytest.mark.skipif(sys.platform != "linux", reason="on other systems there are no copies")
 def test_how_a_copy_ended_that_nobody_saw_is_not_guessed() -> None:
     with StopSignals() as signals, WorkerPool(["adder"], 60) as pool:
