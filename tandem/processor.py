@@ -49,8 +49,6 @@ def describe_processor() -> str:
     fields = _cpuinfo()
     if model := fields.get("model name") or fields.get("CPU part"):
         parts.append(model)
-        if "AMD" in model:  # a name such as AMD EPYC leaves open which
-            parts.append(f"family {fields.get('cpu family')}")
     flags = (fields.get("flags") or fields.get("Features") or "").split()
     parts += sorted(flag for flag in flags if flag.startswith(_VECTOR_FLAGS))
     parts += [f"{name}={os.environ[name]}" for name in STEERING if name in os.environ]

@@ -302,7 +302,7 @@ TILE = 6
 """Rows and columns of the tiles of Winograd's convolutions."""
 
 # Times in multiplications of two numbers, fitted with AVX2 to layers of AlexNet, VGG and ResNets,
-# where they choose right with AVX-512 too.
+# and taken with AVX-512 too.
 _TO_MULTIPLY = 1.15
 _TO_MOVE = 40, 10  # to transform a number of a tile of a channel, and of a result
 _TO_TRANSFORM_FILTER = 90, 45  # for each number that it then has, and of its gradient

@@ -68,20 +68,17 @@ def computed(x: Any, w: Any, g: Any, b: Any, pad: Any, groups: int) -> list[torc
     return found
 
 
-def made(name: str) -> list[torch.Tensor]:
-    """The results of a case, with a bias."""
+def operands_of(name: str) -> tuple[Any, ...]:
+    """The operands of `computed` in a case."""
     options = CASES[name]
     x, w, g = operands(**options)
     b = torch.from_numpy(np.random.default_rng(1).normal(size=len(w))).float()
-    return computed(x, w, g, b, options.get("pad", (0, 0)), options.get("groups", 1))
+    return x, w, g, b, options.get("pad", (0, 0)), options.get("groups", 1)
 
 
 @pytest.mark.parametrize("name", list(CASES))
 def test_they_are_the_convolution_and_its_gradients(name: str) -> None:
-    options = CASES[name]
-    x, w, g = operands(**options)
-    b = torch.from_numpy(np.random.default_rng(1).normal(size=len(w))).float()
-    pad, groups = options.get("pad", (0, 0)), options.get("groups", 1)
+    x, w, g, b, pad, groups = operands_of(name)
     found = computed(x, w, g, b, pad, groups)
     values = [v.double().numpy() for v in (x, w, g)]
     inputs = [[*values[:2], b.double().numpy()], values, values]
@@ -134,15 +131,17 @@ def test_shorter_vectors_give_the_same_bits(tmp_path: Path) -> None:
     names = "several blocks", "groups of five taps"
     program = f"""
 import torch
-from tests.backend.test_winograd_loops import VECTOR, made
-torch.save([VECTOR, [made(name) for name in {names}]], {str(tmp_path / "found.pt")!r})
+from tests.backend.test_winograd_loops import VECTOR, computed, operands_of
+found = [computed(*operands_of(name)) for name in {names}]
+torch.save([VECTOR, found], {str(tmp_path / "found.pt")!r})
 """
     other = {"NUMBA_CPU_NAME": "haswell", "NUMBA_CPU_FEATURES": "+avx,+avx2,+fma"}
     subprocess.run([sys.executable, "-c", program], env=os.environ | other, check=True)
     length, found = torch.load(tmp_path / "found.pt")
     assert length == 8
     for name, results in zip(names, found, strict=True):
-        assert all(torch.equal(*both) for both in zip(made(name), results, strict=True))
+        own = computed(*operands_of(name))
+        assert all(torch.equal(*both) for both in zip(own, results, strict=True))
 
 
 def test_images_in_another_layout_give_the_same_bits() -> None:
