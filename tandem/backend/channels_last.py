@@ -24,14 +24,20 @@ def empty(shape: torch.Size, dtype: torch.dtype) -> Tensor:
 
 def images(x: Tensor) -> np.ndarray:
     """The memory of a tensor as (picture, row, column, channel), or a copy in this layout."""
-    last = x.permute(0, 2, 3, 1).contiguous()
-    # An axis of length 1 may have any stride, and numba takes what is unusual for another layout.
-    return last.view(-1).view(last.shape).numpy()
+    batch, channels, rows, columns = x.shape
+    return by_pixel(x, (batch, rows, columns, channels))
 
 
 def pixels(x: Tensor) -> np.ndarray:
     """`images` as (pixel, channel)."""
-    return images(x).reshape(len(x) * x.shape[2] * x.shape[3], x.shape[1])
+    return by_pixel(x, (len(x) * x.shape[2] * x.shape[3], x.shape[1]))
+
+
+def by_pixel(x: Tensor, shape: tuple[int, ...]) -> np.ndarray:
+    """`images` in another shape."""
+    last = np.ascontiguousarray(x.numpy().transpose(0, 2, 3, 1))
+    # An axis of length 1 may have any stride, and numba takes what is unusual for another layout.
+    return last.reshape(-1).reshape(shape)
 
 
 def numbers(x: Tensor, *values: float) -> tuple[np.floating, ...]:

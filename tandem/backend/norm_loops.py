@@ -1,10 +1,13 @@
 """Batch normalisation on a CPU, by loops that numba compiles; see `tandem.backend.channels_last`.
 
-A group's pixels are shared out in parts, whose number depends on their number alone. The sums of a
-part are taken by tiles that stay in the cache, in the tensor's precision, and added up in float64.
-So what is computed depends neither on the number of threads nor on chance.
+Pixels of few channels are taken several at once: a line has the channels of one or more pixels, its
+lanes, enough for vectors. A group's lines are shared out in parts, whose number depends on the
+sizes alone. The sums of a part are taken by tiles that stay in the cache, in the tensor's
+precision, and added up in float64. So what is computed depends neither on the number of threads nor
+on chance.
 """
 
+from collections.abc import Iterable, Iterator
 from functools import lru_cache
 from typing import Any, NamedTuple
 
@@ -12,22 +15,23 @@ import numba
 import numpy as np
 import torch
 
-from tandem.backend.channels_last import empty, pixels, run
+from tandem.backend.channels_last import by_pixel, empty, run
 
 Tensor = torch.Tensor
 
-_MOST_PARTS = 64  # of a group's pixels
-_LEAST_PIXELS = 64  # in a part, where there are several
-_TILE = 32  # pixels
+_MOST_PARTS = 64  # of a group's lines
+_FEWEST_NUMBERS = 8192  # in a part, where there are several
+_MOST_LANES = 128  # where a line has more than one pixel
+_TILE = 32  # lines
 
 
 class Statistics(NamedTuple):
     """Numbers of each channel that the loop of a normalisation writes, or reads."""
 
-    mean: Tensor  # of all groups, (channel,), as the variance
-    variance: Tensor
-    means: Tensor  # (group, channel), as the inverses of standard deviations
-    inverses: Tensor
+    mean: np.ndarray  # of all groups, (channel,), as the variance
+    variance: np.ndarray
+    means: np.ndarray  # (group, channel), as the inverses of standard deviations
+    inverses: np.ndarray
 
 
 def batch_norm(
@@ -43,11 +47,10 @@ def batch_norm(
     """Compute the outputs of `tandem.ops.BatchNorm`."""
     _check_shapes(x, other=other)
     _check_lengths(x, scale=scale, shift=shift)
-    y, found = _empty_like(x), _empty_statistics(x, rows)
-    images = x, y, x if other is None else other
+    y, images = _empty_like(x), x if other is None else other
     options = np.float64(epsilon), relu, other is not None, True, True
-    _normalize(images, scale, shift, found, valid, rows, options)
-    return y, *found
+    found = _normalize((x, y, images), scale, shift, None, valid, rows, options)
+    return y, *map(torch.from_numpy, found)
 
 
 def batch_norm_gradient(
@@ -78,14 +81,12 @@ def batch_norm_gradient(
 def channel_sums(x: Tensor, pivot: Tensor, valid: Tensor | None) -> Tensor:
     """Compute the output of `tandem.ops.ChannelSums`."""
     _check_lengths(x, pivot=pivot)
-    rows = max(1, len(x))
-    found, (bounds, _) = _empty_statistics(x, rows), _group_bounds(x, valid, rows)
     options = np.float64(1), False, False, True, False
-    _normalize((x, x, x), pivot, pivot, found, valid, rows, options)
-    count = int(bounds[0, 1] - bounds[0, 0])
-    moved = found.mean.double() - pivot.double()
-    squares = found.variance.double() * max(1, count - 1)
-    return torch.stack([count * moved, squares + count * moved * moved])
+    found = _normalize((x, x, x), pivot, pivot, None, valid, max(1, len(x)), options)
+    count = x.shape[2:].numel() * (len(x) if valid is None else min(int(valid), len(x)))
+    mean, variance = (torch.from_numpy(each).double() for each in found[:2])
+    moved = mean - pivot.double()
+    return torch.stack([count * moved, variance * max(1, count - 1) + count * moved * moved])
 
 
 def normalize(
@@ -93,7 +94,8 @@ def normalize(
 ) -> Tensor:
     """Compute ``scale (x - mean) inverse + shift``, and the shift in rows that are not valid."""
     _check_lengths(x, scale=scale, shift=shift, mean=mean, inverse=inverse)
-    y, given = _empty_like(x), Statistics(mean, inverse, mean[None], inverse[None])
+    y, (middle, scales) = _empty_like(x), (v.contiguous().numpy() for v in (mean, inverse))
+    given = Statistics(middle, scales, middle[None], scales[None])
     options = np.float64(1), False, False, False, True
     _normalize((x, y, x), scale, shift, given, valid, max(1, len(x)), options)
     return y
@@ -130,15 +132,18 @@ def _normalize(
     images: tuple[Tensor, Tensor, Tensor],
     scale: Tensor,
     shift: Tensor,
-    found: Statistics,
+    given: Statistics | None,
     valid: Tensor | None,
     rows: int,
     options: tuple[Any, ...],
-) -> None:
-    """Run `normalize_loop` with its last arguments as `options`."""
-    bounds = _group_bounds(images[0], valid, rows)
-    vectors = (v.contiguous().numpy() for v in (scale, shift, *found))
-    run(normalize_loop, *map(_pixel_rows, images), *vectors, *bounds, *options)
+) -> Statistics:
+    """Run `normalize_loop` with its last arguments as `options`; return its statistics."""
+    lines = _lines(images[0], valid, rows)
+    vectors = scale.contiguous().numpy(), shift.contiguous().numpy()
+    found = given or _empty_statistics(vectors[0], -(-len(images[0]) // rows))
+    arguments = *_by_line(images, lines), *vectors, *found, lines.bounds, lines.parts
+    run(normalize_loop, *arguments, *options)
+    return found
 
 
 def _run_gradient(
@@ -153,9 +158,10 @@ def _run_gradient(
     _check_shapes(x, g=g)
     scale, shift, means, inverses, _ = vectors
     _check_lengths(x, scale=scale, shift=shift, means=means.T, inverses=inverses.T)
-    bounds = _group_bounds(x, valid, rows)
-    *arrays, (dscale, dshift) = (v.contiguous().numpy() for v in vectors)
-    run(gradient_loop, *map(_pixel_rows, images), *arrays, dscale, dshift, *bounds, *options)
+    lines = _lines(x, valid, rows)
+    *arrays, sums = (v.contiguous().numpy() for v in vectors)
+    arrays += [*sums, lines.bounds]
+    run(gradient_loop, *_by_line(images, lines), *arrays, lines.parts, *options)
 
 
 def _check_shapes(x: Tensor, **images: Tensor | None) -> None:
@@ -170,39 +176,48 @@ def _check_lengths(x: Tensor, **vectors: Tensor) -> None:
             raise ValueError(f"{name} has {len(vector)} numbers, expected {x.shape[1]}")
 
 
-def _empty_statistics(x: Tensor, rows: int) -> Statistics:
-    groups, channels = -(-len(x) // rows), x.shape[1]
-    shapes = (channels,), (channels,), (groups, channels), (groups, channels)
-    return Statistics(*(torch.empty(shape, dtype=x.dtype) for shape in shapes))
+def _empty_statistics(like: np.ndarray, groups: int) -> Statistics:
+    each, every = (
+        np.empty((2, *like.shape), like.dtype),
+        np.empty((2, groups, *like.shape), like.dtype),
+    )
+    return Statistics(*each, *every)
 
 
-def _group_bounds(x: Tensor, valid: Tensor | None, rows: int) -> tuple[np.ndarray, int]:
-    """Bounds of each group, (group, 3), and the number of parts of its pixels.
+class _Lines(NamedTuple):
+    """How images are divided."""
 
-    Bounds are its first pixel, that after its last valid one, and that after its last.
-    """
-    batch = len(x)
-    return _bounds(batch, x.shape[2:].numel(), rows, batch if valid is None else int(valid))
+    shape: tuple[int, int]  # number of lines, and their lanes
+    bounds: np.ndarray  # (group, 3): the first line, that after the last valid one, that after all
+    parts: int  # of a group
+
+
+def _lines(x: Tensor, valid: Tensor | None, rows: int) -> _Lines:
+    batch, channels = x.shape[:2]
+    last = batch if valid is None else int(valid)
+    return _divided(batch, channels, x.shape[2:].numel(), rows, last)
 
 
 @lru_cache(maxsize=256)  # a network has a few sizes of images; NumPy takes longer than a small loop
-def _bounds(batch: int, area: int, rows: int, last: int) -> tuple[np.ndarray, int]:
+def _divided(batch: int, channels: int, area: int, rows: int, last: int) -> _Lines:
+    most = max(1, _MOST_LANES // max(1, channels))
+    pixels = max(n for n in range(1, most + 1) if area % n == 0)  # of a picture, in a line
     first = rows * np.arange(max(1, -(-batch // rows)), dtype=np.int64)
     end = np.minimum(first + rows, batch)
-    bounds = area * np.stack([first, np.clip(last, first, end), end], axis=1)
+    bounds = area // pixels * np.stack([first, np.clip(last, first, end), end], axis=1)
     parts = 1
-    while parts < _MOST_PARTS and 2 * parts * _LEAST_PIXELS <= min(rows, batch) * area:
+    while parts < _MOST_PARTS and 2 * parts * _FEWEST_NUMBERS <= min(rows, batch) * area * channels:
         parts *= 2
-    return bounds, parts
+    return _Lines((batch * area // pixels, pixels * channels), bounds, parts)
 
 
 def _empty_like(x: Tensor) -> Tensor:
     return empty(x.shape, x.dtype) if x.ndim == 4 else torch.empty(x.shape, dtype=x.dtype)
 
 
-def _pixel_rows(x: Tensor) -> np.ndarray:
-    """(pixel, channel), or (row, unit)."""
-    return pixels(x) if x.ndim == 4 else x.contiguous().numpy()
+def _by_line(images: Iterable[Tensor], lines: _Lines) -> Iterator[np.ndarray]:
+    for x in images:
+        yield by_pixel(x, lines.shape) if x.ndim == 4 else x.contiguous().numpy()
 
 
 def normalize_loop(
@@ -224,7 +239,8 @@ def normalize_loop(
     applies: bool,
 ) -> None:
     groups, channels = means.shape
-    none = x.dtype.type(0)
+    lanes, none = x.shape[1], x.dtype.type(0)
+    width = lanes // channels
     if measures:
         centres = np.zeros((groups * parts, channels))
         squares = np.zeros((groups * parts, channels))
@@ -232,43 +248,50 @@ def normalize_loop(
             group, part = number // parts, number % parts
             first, count = bounds[group, 0], bounds[group, 1] - bounds[group, 0]
             begin, end = first + count * part // parts, first + count * (part + 1) // parts
-            centre, square = centres[number], squares[number]
-            total, energy = np.empty(channels, x.dtype), np.empty(channels, x.dtype)
+            middle, spread = np.zeros(lanes), np.zeros(lanes)
+            total, energy = np.empty(lanes, x.dtype), np.empty(lanes, x.dtype)
             for start in range(begin, end, _TILE):
                 stop = min(start + _TILE, end)
-                for c in range(channels):
+                for c in range(lanes):
                     total[c] = 0
                     energy[c] = 0
                 for p in range(start, stop):
-                    for c in range(channels):
+                    for c in range(lanes):
                         total[c] += x[p, c]
                 share = x.dtype.type(1.0 / (stop - start))
-                for c in range(channels):
+                for c in range(lanes):
                     total[c] *= share
                 for p in range(start, stop):
-                    for c in range(channels):
+                    for c in range(lanes):
                         d = x[p, c] - total[c]
                         energy[c] += d * d
                 # Chan, Golub, LeVeque 1979: the sums of squares about two means, joined.
                 grown = (stop - start) / (stop - begin)
                 before = float(start - begin)
+                for c in range(lanes):
+                    moved = total[c] - middle[c]
+                    middle[c] += moved * grown
+                    spread[c] += energy[c] + moved * moved * before * grown
+            centre, square = centres[number], squares[number]
+            for pixel in range(width):
+                grown, before = 1 / (pixel + 1), float(pixel * (end - begin))
                 for c in range(channels):
-                    moved = total[c] - centre[c]
+                    moved = middle[pixel * channels + c] - centre[c]
                     centre[c] += moved * grown
-                    square[c] += energy[c] + moved * moved * before * grown
+                    square[c] += spread[pixel * channels + c] + moved * moved * before * grown
         for c in range(channels):
             mean[c] = 0
             variance[c] = 0
         everything = 0
         for group in range(groups):
-            everything += bounds[group, 1] - bounds[group, 0]
+            everything += width * (bounds[group, 1] - bounds[group, 0])
         reported = np.zeros((2, channels))
         for group in range(groups):
             count = bounds[group, 1] - bounds[group, 0]
             centre, square = centres[group * parts], squares[group * parts]
-            seen = count // parts
+            seen = width * (count // parts)
             for part in range(1, parts):
-                more = count * (part + 1) // parts - count * part // parts
+                more = width * (count * (part + 1) // parts - count * part // parts)
                 if more == 0:
                     continue
                 added, energies = centres[group * parts + part], squares[group * parts + part]
@@ -278,6 +301,7 @@ def normalize_loop(
                     centre[c] += moved * grown
                     square[c] += energies[c] + moved * moved * before * grown
                 seen += more
+            count *= width
             weight = count / max(1, everything)
             for c in range(channels):
                 inverse = 1.0 / np.sqrt(square[c] / max(1, count) + epsilon)
@@ -290,40 +314,43 @@ def normalize_loop(
             variance[c] = reported[1, c]
     if not applies:
         return
-    factors = np.empty((groups, channels), x.dtype)
+    factors = np.empty((groups, 3, lanes), x.dtype)
     for group in range(groups):
-        for c in range(channels):
-            factors[group, c] = inverses[group, c] * scale[c]
+        for lane in range(lanes):
+            c = lane % channels
+            factors[group, 0, lane] = inverses[group, c] * scale[c]
+            factors[group, 1, lane] = means[group, c]
+            factors[group, 2, lane] = shift[c]
     for number in numba.prange(groups * parts):
         group, part = number // parts, number % parts
         first, valid, last = bounds[group, 0], bounds[group, 1], bounds[group, 2]
         count = last - first
         begin, end = first + count * part // parts, first + count * (part + 1) // parts
-        factor, middle = factors[group], means[group]
+        factor, middle, level = factors[group, 0], factors[group, 1], factors[group, 2]
         if adds:
             for p in range(begin, min(end, valid)):
-                for c in range(channels):
-                    value = (x[p, c] - middle[c]) * factor[c] + shift[c] + other[p, c]
+                for c in range(lanes):
+                    value = (x[p, c] - middle[c]) * factor[c] + level[c] + other[p, c]
                     y[p, c] = none if value <= none else value
             for p in range(max(begin, valid), end):
-                for c in range(channels):
-                    value = shift[c] + other[p, c]
+                for c in range(lanes):
+                    value = level[c] + other[p, c]
                     y[p, c] = none if value <= none else value
         elif relu:
             for p in range(begin, min(end, valid)):
-                for c in range(channels):
-                    value = (x[p, c] - middle[c]) * factor[c] + shift[c]
+                for c in range(lanes):
+                    value = (x[p, c] - middle[c]) * factor[c] + level[c]
                     y[p, c] = none if value <= none else value
             for p in range(max(begin, valid), end):
-                for c in range(channels):
-                    y[p, c] = none if shift[c] <= none else shift[c]
+                for c in range(lanes):
+                    y[p, c] = none if level[c] <= none else level[c]
         else:
             for p in range(begin, min(end, valid)):
-                for c in range(channels):
-                    y[p, c] = (x[p, c] - middle[c]) * factor[c] + shift[c]
+                for c in range(lanes):
+                    y[p, c] = (x[p, c] - middle[c]) * factor[c] + level[c]
             for p in range(max(begin, valid), end):
-                for c in range(channels):
-                    y[p, c] = shift[c]
+                for c in range(lanes):
+                    y[p, c] = level[c]
 
 
 def gradient_loop(
@@ -344,11 +371,15 @@ def gradient_loop(
     values: float,
 ) -> None:
     groups, channels = means.shape
-    none = x.dtype.type(0)
-    factors = np.empty((3, groups, channels), x.dtype)
+    lanes, none = x.shape[1], x.dtype.type(0)
+    width = lanes // channels
+    factors = np.empty((groups, 5, lanes), x.dtype)
     for group in range(groups):
-        for c in range(channels):
-            factors[0, group, c] = inverses[group, c] * scale[c]
+        for lane in range(lanes):
+            c = lane % channels
+            factors[group, 0, lane] = inverses[group, c] * scale[c]
+            factors[group, 1, lane] = means[group, c]
+            factors[group, 2, lane] = shift[c]
     if adds_up:
         sums = np.zeros((groups * parts, channels))
         products = np.zeros((groups * parts, channels))
@@ -356,49 +387,57 @@ def gradient_loop(
             group, part = number // parts, number % parts
             first, count = bounds[group, 0], bounds[group, 1] - bounds[group, 0]
             begin, end = first + count * part // parts, first + count * (part + 1) // parts
-            centre, add, multiply = means[group], sums[number], products[number]
-            total, along = np.empty(channels, x.dtype), np.empty(channels, x.dtype)
-            slope = factors[0, group]
+            slope, middle, bias = factors[group, 0], factors[group, 1], factors[group, 2]
+            add, multiply = np.zeros(lanes), np.zeros(lanes)
+            total, along = np.empty(lanes, x.dtype), np.empty(lanes, x.dtype)
             for start in range(begin, end, _TILE):
-                for c in range(channels):
+                for c in range(lanes):
                     total[c] = 0
                     along[c] = 0
                 if relu:
                     for p in range(start, min(start + _TILE, end)):
-                        for c in range(channels):
-                            d = x[p, c] - centre[c]
-                            gated = none if d * slope[c] + shift[c] <= none else g[p, c]
+                        for c in range(lanes):
+                            d = x[p, c] - middle[c]
+                            gated = none if d * slope[c] + bias[c] <= none else g[p, c]
                             total[c] += gated
                             along[c] += gated * d
                 else:
                     for p in range(start, min(start + _TILE, end)):
-                        for c in range(channels):
+                        for c in range(lanes):
                             total[c] += g[p, c]
-                            along[c] += g[p, c] * (x[p, c] - centre[c])
-                for c in range(channels):
+                            along[c] += g[p, c] * (x[p, c] - middle[c])
+                for c in range(lanes):
                     add[c] += total[c]
                     multiply[c] += along[c]
+            for pixel in range(width):
+                for c in range(channels):
+                    sums[number, c] += add[pixel * channels + c]
+                    products[number, c] += multiply[pixel * channels + c]
         reported = np.zeros((2, channels))
         for group in range(groups):
-            count = max(1, bounds[group, 1] - bounds[group, 0])
+            count = max(1, width * (bounds[group, 1] - bounds[group, 0]))
             add, multiply = sums[group * parts], products[group * parts]
             for part in range(1, parts):
                 for c in range(channels):
                     add[c] += sums[group * parts + part, c]
                     multiply[c] += products[group * parts + part, c]
+            for lane in range(lanes):
+                c = lane % channels
+                inverse = float(inverses[group, c])
+                factors[group, 3, lane] = add[c] / count
+                factors[group, 4, lane] = multiply[c] * inverse * inverse / count
             for c in range(channels):
                 inverse = float(inverses[group, c])
-                factors[1, group, c] = add[c] / count
-                factors[2, group, c] = multiply[c] * inverse * inverse / count
                 reported[0, c] += multiply[c] * inverse
                 reported[1, c] += add[c]
         for c in range(channels):
             dscale[c] = reported[0, c]
             dshift[c] = reported[1, c]
     else:  # of one group, with sums over more rows
-        for c in range(channels):
-            factors[1, 0, c] = dshift[c] / values
-            factors[2, 0, c] = dscale[c] * inverses[0, c] / values
+        for lane in range(lanes):
+            c = lane % channels
+            factors[0, 3, lane] = dshift[c] / values
+            factors[0, 4, lane] = dscale[c] * inverses[0, c] / values
     if not applies:
         return
     for number in numba.prange(groups * parts):
@@ -406,19 +445,19 @@ def gradient_loop(
         first, valid, last = bounds[group, 0], bounds[group, 1], bounds[group, 2]
         count = last - first
         begin, end = first + count * part // parts, first + count * (part + 1) // parts
-        slope, level, along = factors[0, group], factors[1, group], factors[2, group]
-        middle = means[group]
+        slope, middle, bias = factors[group, 0], factors[group, 1], factors[group, 2]
+        level, along = factors[group, 3], factors[group, 4]
         if relu:
             for p in range(begin, min(end, valid)):
-                for c in range(channels):
+                for c in range(lanes):
                     d = x[p, c] - middle[c]
-                    gated = none if d * slope[c] + shift[c] <= none else g[p, c]
+                    gated = none if d * slope[c] + bias[c] <= none else g[p, c]
                     dx[p, c] = slope[c] * ((gated - level[c]) - d * along[c])
         else:
             for p in range(begin, min(end, valid)):
-                for c in range(channels):
+                for c in range(lanes):
                     d = x[p, c] - middle[c]
                     dx[p, c] = slope[c] * ((g[p, c] - level[c]) - d * along[c])
         for p in range(max(begin, valid), end):
-            for c in range(channels):
+            for c in range(lanes):
                 dx[p, c] = 0
