@@ -53,11 +53,14 @@ def convolve(
     filters: int,
     side: int,
     pad: Sequence[int],
+    relu: bool = False,
+    other: Tensor | None = None,
 ) -> Tensor:
     """Convolve images with filters given by `transform_filters`, and add a bias.
 
-    `filters` counts those of all groups; `side` is 3 or 5. All is float32, and only the number
-    of pictures may be 0. The output does not depend on the number of threads.
+    With `relu` this is rectified, after `other` images were added. `filters` counts those of all
+    groups; `side` is 3 or 5. All is float32, and only the number of pictures may be 0. The output
+    does not depend on the number of threads.
     """
     groups, _, panels, lines, _ = transformed.shape
     channels = lines - 1
@@ -68,12 +71,15 @@ def convolve(
     biases = np.zeros((groups, panels * _FILTERS), np.float32)
     if bias is not None:
         biases[:, :of_group] = bias.reshape(groups, of_group).numpy()
-    pixels, results = images(x), images(y)
+    pixels, results, added = images(x), images(y), np.empty(0, np.float32)
+    if other is not None:
+        _check("other has the shape", other.shape, y.shape)
+        added = images(other).reshape(-1)
     for group in range(groups):
-        operands = pixels, transformed[group].numpy(), biases[group], results
+        operands = pixels, transformed[group].numpy(), biases[group], results, added
         sizes = group * channels, group * of_group, of_group, side
         together, threads = _together(channels, of_group), torch.get_num_threads()
-        run(_convolve, *operands, *sizes, *pad, together, threads)
+        run(_convolve, *operands, *sizes, *pad, together, threads, relu)
     return y
 
 
@@ -242,6 +248,7 @@ def _convolve(
     transformed: np.ndarray,
     bias: np.ndarray,
     y: np.ndarray,
+    added: np.ndarray,
     first_channel: int,
     first_filter: int,
     filters: int,
@@ -250,11 +257,12 @@ def _convolve(
     column_pad: int,
     together: int,
     threads: int,
+    relu: bool,
 ) -> None:
     _, panels, lines, _ = transformed.shape
     channels = lines - 1
     pictures, rows, columns, all_filters = y.shape
-    m = TILE + 1 - side
+    m, none = TILE + 1 - side, np.float32(0)
     across = -(-columns // m)
     of_picture = -(-rows // m) * across
     all_tiles = pictures * of_picture
@@ -315,6 +323,15 @@ def _convolve(
                         to, of = at + (r * columns + q) * all_filters, (r * m + q) * wide
                         for f in range(begin_filter, end_filter):
                             results[to + f] = small[of + f]
+                for r in range(min(m, rows - top) if relu else 0):
+                    for q in range(min(m, columns - left)):
+                        to = at + (r * columns + q) * all_filters
+                        if added.size:
+                            for f in range(begin_filter, end_filter):
+                                results[to + f] += added[to + f]
+                        for f in range(begin_filter, end_filter):
+                            value = results[to + f]
+                            results[to + f] = none if value <= none else value
 
 
 def _transform_filters(

@@ -3,14 +3,14 @@
 On a CPU PyTorch's library for them is oneDNN, which multiplies each pixel with each tap. Where
 `tandem.processor.prefers_winograd`, loops of our own compute those of 3 x 3 and 5 x 5 taps with 2.8
 to 4 times fewer products, if there are enough channels. oneDNN has an order of its own for
-filters, in which those that are constants are kept; others are brought into it by each call. Its
+filters, in which those that are constants are kept; others are brought into it by each call. It
+rectifies results, and adds images to them, as it writes them. Its
 gradients of filters are slow with AVX2: without AVX-512 another loop computes most of the rest, or
 MKL.
 """
 
 from collections.abc import Callable, Sequence
 from functools import cache
-from typing import Any
 
 import numpy as np
 import torch
@@ -38,63 +38,92 @@ _FEWEST_FILTERS, _FEWEST_PRODUCTS = 16, 128  # of a group; of filters and taps
 def lower_conv2d(op: Conv2d, node: Apply, device: torch.device, compiled: bool) -> Lowering:
     stride, pad, groups, dilation = op.stride, op.pad, op.groups, op.dilation
 
-    def direct(x: Tensor, w: Tensor, b: Tensor | None = None) -> Tensor:
+    def direct(
+        x: Tensor, w: Tensor, b: Tensor | None = None, other: Tensor | None = None
+    ) -> Tensor:
         if b is None or b.dtype == x.dtype:
-            return F.conv2d(x, w, b, stride, pad, dilation, groups)
+            return _rectified(op, F.conv2d(x, w, b, stride, pad, dilation, groups), other)
         # Factors are rounded and a bias is not; torch.compile fuses the sum with what follows.
-        return F.conv2d(x, w, None, stride, pad, dilation, groups).to(b.dtype) + b[:, None, None]
+        y = F.conv2d(x, w, None, stride, pad, dilation, groups).to(b.dtype) + b[:, None, None]
+        return _rectified(op, y, other)
 
-    _, w, b = node.inputs
-    fixed = isinstance(w, Constant) and device.type == "cpu" and not compiled
+    w, b = node.inputs[1:3]
+    loops = device.type == "cpu" and not compiled
+    fixed = isinstance(w, Constant) and loops
     call: Callable[..., Tensor] = direct
-    if fixed and torch.backends.mkldnn.is_available():
-        call = _with_kept_filters(op, w.type.shape, direct)
+    if (fixed or (op.relu and loops)) and torch.backends.mkldnn.is_available():
+        call = _by_onednn(op, fixed, direct)
     variant: Callable[..., Tensor] | None = None
     if winograd_pays(node, fixed) and device.type == "cpu":
         variant = _by_winograd(op, fixed, compiled)
-    without_bias = isinstance(b, Constant) and not np.any(b.data)
+    without_bias = not op.adds and isinstance(b, Constant) and not np.any(b.data)
     omit = frozenset([2]) if without_bias else frozenset[int]()
     return computed(call, factors=(0, 1), images=True, winograd=variant, omit=omit)
 
 
 def _by_winograd(op: Conv2d, fixed: bool, compiled: bool) -> Callable[..., Tensor]:
     """Make a call that transforms the filters, once if they are always the same."""
-    pad, groups = op.pad, op.groups
-    convolve = _winograd_operator if compiled else _winograd
+    pad, groups, relu = op.pad, op.groups, op.relu
     kept: list[Tensor] = []
 
-    def by_winograd(x: Tensor, w: Tensor, b: Tensor | None = None) -> Tensor:
-        if not fixed:
-            return convolve(x, w, b, pad, groups, False)
+    def by_winograd(
+        x: Tensor, w: Tensor, b: Tensor | None = None, other: Tensor | None = None
+    ) -> Tensor:
+        if compiled:
+            return _rectified(op, _winograd_operator(x, w, b, pad, groups, False), other)
         from tandem.backend import winograd_loops  # imports numba
 
-        if not kept:
-            kept.append(winograd_loops.transform_filters(w, groups))
-        return winograd_loops.convolve(x, kept[0], b, len(w), w.shape[2], pad)
+        transformed = kept[0] if kept else winograd_loops.transform_filters(w, groups)
+        if fixed and not kept:
+            kept.append(transformed)
+        sizes = len(w), w.shape[2], pad
+        return winograd_loops.convolve(x, transformed, b, *sizes, relu, other)
 
     return by_winograd
 
 
-def _with_kept_filters(
-    op: Conv2d, shape: tuple[Any, ...], direct: Callable[..., Tensor]
-) -> Callable[..., Tensor]:
-    """Make a call that is always given the same filters, of those that PyTorch's compiler uses."""
-    _, channels, *taps = shape
-    # oneDNN may crash where a single tap is dilated, which means nothing.
-    dilation = [1 if tap == 1 else d for tap, d in zip(taps, op.dilation, strict=True)]
-    sizes = [*op.pad], [*op.stride], dilation, op.groups
-    kept: list[Tensor] = []
+def _rectified(op: Conv2d, y: Tensor, other: Tensor | None) -> Tensor:
+    if other is not None:
+        if other.shape != y.shape:
+            raise ValueError(f"{op}: the result is {[*y.shape]}, other is {[*other.shape]}")
+        y = y + other
+    return torch.relu(y) if op.relu else y
 
-    def convolve(x: Tensor, w: Tensor, b: Tensor | None = None) -> Tensor:
-        last = x.is_contiguous(memory_format=torch.channels_last)
-        fits = x.ndim == 4 and x.shape[1] == channels * op.groups
-        if x.dtype != torch.float32 or not (last and fits and x.numel()):
-            return direct(x, w, b)
-        if not kept:
+
+def _by_onednn(op: Conv2d, fixed: bool, direct: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    """Make a call of what PyTorch's compiler uses; `fixed` filters are the same in all calls."""
+    kept: list[Tensor] = []
+    pad, stride, relu = [*op.pad], [*op.stride], "relu" if op.relu else "none"
+    onednn = torch.ops.mkldnn._convolution_pointwise
+
+    def convolve(
+        x: Tensor, w: Tensor, b: Tensor | None = None, other: Tensor | None = None
+    ) -> Tensor:
+        images = [x] if other is None else [x, other]
+        last = all(v.is_contiguous(memory_format=torch.channels_last) for v in images)
+        if not (last and x.dtype == torch.float32 and x.numel() and _fits(op, x, w, b, other)):
+            return direct(x, w, b, other)
+        # oneDNN may crash where a single tap is dilated, which means nothing.
+        taps = zip(w.shape[2:], op.dilation, strict=True)
+        sizes = pad, stride, [1 if tap == 1 else d for tap, d in taps], op.groups
+        if fixed and not kept:
             kept.append(torch.ops.mkldnn._reorder_convolution_weight(w, *sizes, [*x.shape]))
-        return torch.ops.mkldnn._convolution_pointwise(x, kept[0], b, *sizes, "none", [], "")
+        filters = kept[0] if fixed else w
+        if other is None:
+            return onednn(x, filters, b, *sizes, relu, [], "")
+        return onednn.binary(x, other, filters, b, *sizes, "add", 1.0, relu, [], "")
 
     return convolve
+
+
+def _fits(op: Conv2d, x: Tensor, w: Tensor, b: Tensor | None, other: Tensor | None) -> bool:
+    """Return whether shapes fit each other; else PyTorch says what does not."""
+    divided = x.shape[1] == w.shape[1] * op.groups and len(w) % op.groups == 0
+    if not divided or (b is not None and len(b) != len(w)):
+        return False
+    reach = (d * (taps - 1) + 1 for d, taps in zip(op.dilation, w.shape[2:], strict=True))
+    area = [*map(count_windows, x.shape[2:], reach, op.stride, op.pad)]
+    return min(area) > 0 and (other is None or [*other.shape] == [len(x), len(w), *area])
 
 
 @lower.register(Conv2dInputGrad)
