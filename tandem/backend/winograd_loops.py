@@ -30,6 +30,7 @@ from tandem.backend.vectors import (
     address,
     index,
     place,
+    spread,
     vector,
 )
 from tandem.ops.conv import TILE
@@ -158,15 +159,16 @@ for _first in (1, 3):
 
 
 def _transformation(matrices: dict[int, np.ndarray]) -> Callable[..., None]:
-    """Make a function for loops that transforms squares of vectors, both ways, and may add a bias.
+    """Make a function for loops that transforms squares of vectors, both ways.
 
     The matrix is that of the filters' side, or of `TILE` for pixels. A square begins at a position,
-    and has a step downwards and one to the right.
+    and has a step downwards and one to the right. To results may be added a bias, and numbers at
+    the same places as theirs; less than `least` they are not, but for NaN.
     """
 
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        side, _, to, to_steps, _, at, at_steps, _, at_bias = arguments
-        biased = not isinstance(signature.args[7], types.Omitted)
+        side, _, to, to_steps, _, at, at_steps, _, at_bias, least, _ = arguments
+        biased, adds = (not isinstance(signature.args[n], types.Omitted) for n in (7, 10))
 
         def vector_at(operand: int, position: Any) -> Any:
             kind, array = signature.args[operand], arguments[operand]
@@ -178,7 +180,9 @@ def _transformation(matrices: dict[int, np.ndarray]) -> Callable[..., None]:
                 position = builder.add(position, builder.mul(step, index(number)))
             return vector_at(operand, position)
 
-        added = builder.load(vector_at(7, at_bias), align=4) if biased else None
+        if biased:
+            added = builder.load(vector_at(7, at_bias), align=4)
+            floor = spread(builder, least)
         for value, matrix in matrices.items():
             with builder.if_then(builder.icmp_signed("==", side, index(value))):
                 length, columns = matrix.shape[1], []
@@ -188,17 +192,26 @@ def _transformation(matrices: dict[int, np.ndarray]) -> Callable[..., None]:
                     columns.append(_product(builder, matrix, column))
                 for r, row in enumerate(zip(*columns, strict=True)):
                     for q, result in enumerate(_product(builder, matrix, row)):
-                        total = builder.fadd(result, added) if biased else result
-                        builder.store(total, square(1, to, to_steps, (r, q)), align=4)
+                        if biased:
+                            result = builder.fadd(result, added)
+                        if adds:
+                            other = builder.load(square(10, to, to_steps, (r, q)), align=4)
+                            result = builder.fadd(result, other)
+                        if biased:
+                            below = builder.fcmp_ordered(">", floor, result)
+                            result = builder.select(below, floor, result)
+                        builder.store(result, square(1, to, to_steps, (r, q)), align=4)
         return context.get_dummy_value()
 
     @intrinsic
     def transform(  # type: ignore[no-untyped-def]
-        typing, side, target, to, to_steps, source, at, at_steps, bias=None, at_bias=None
-    ):
-        number, steps = types.intp, types.UniTuple(types.intp, 2)
-        biases = (types.Omitted(None),) * 2 if bias is None else (bias, number)
-        operands = number, target, number, steps, source, number, steps, *biases
+        typing, side, target, to, to_steps, source, at, at_steps,
+        bias=None, at_bias=None, least=None, others=None,
+    ):  # fmt: skip
+        number, steps, none = types.intp, types.UniTuple(types.intp, 2), types.Omitted(None)
+        biases = (none,) * 3 if bias is None else (bias, number, types.float32)
+        added = none if others is None else others
+        operands = number, target, number, steps, source, number, steps, *biases, added
         return types.void(*operands), generate
 
     return transform
@@ -262,7 +275,9 @@ def _convolve(
     _, panels, lines, _ = transformed.shape
     channels = lines - 1
     pictures, rows, columns, all_filters = y.shape
-    m, none = TILE + 1 - side, np.float32(0)
+    m, lowest = TILE + 1 - side, np.float32(-np.inf)
+    none = np.float32(0)
+    least = none if relu else lowest
     across = -(-columns // m)
     of_picture = -(-rows // m) * across
     all_tiles = pictures * of_picture
@@ -313,25 +328,27 @@ def _convolve(
                 if not whole:
                     into, to, steps = small, 0, (m * wide, wide)
                 begin_filter, end_filter = first * _FILTERS, min(filters, last * _FILTERS)
+                adds = added.size > 0
                 for f in range(begin_filter, end_filter, VECTOR):
-                    _to_results(
-                        side, into, to + f, steps,
-                        sums, t * wide + f, (TILE * of_sums, of_sums), bias, f,
-                    )  # fmt: skip
+                    if adds and whole:
+                        _to_results(
+                            side, into, to + f, steps,
+                            sums, t * wide + f, (TILE * of_sums, of_sums), bias, f, least, added,
+                        )  # fmt: skip
+                    else:
+                        _to_results(
+                            side, into, to + f, steps, sums, t * wide + f,
+                            (TILE * of_sums, of_sums), bias, f, lowest if adds else least,
+                        )  # fmt: skip
                 for r in range(0 if whole else min(m, rows - top)):
                     for q in range(min(m, columns - left)):
                         to, of = at + (r * columns + q) * all_filters, (r * m + q) * wide
                         for f in range(begin_filter, end_filter):
-                            results[to + f] = small[of + f]
-                for r in range(min(m, rows - top) if relu else 0):
-                    for q in range(min(m, columns - left)):
-                        to = at + (r * columns + q) * all_filters
-                        if added.size:
-                            for f in range(begin_filter, end_filter):
-                                results[to + f] += added[to + f]
-                        for f in range(begin_filter, end_filter):
-                            value = results[to + f]
-                            results[to + f] = none if value <= none else value
+                            value = small[of + f]
+                            if adds:
+                                value += added[to + f]
+                                value = none if value <= none else value
+                            results[to + f] = value
 
 
 def _transform_filters(
