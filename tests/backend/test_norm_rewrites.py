@@ -1,4 +1,4 @@
-"""Batch normalisation with ReLU, and with a shortcut, in one pass over memory."""
+"""Batch normalisation and convolution with ReLU, and with a shortcut, in one pass over memory."""
 
 from collections import Counter
 from typing import Any
@@ -11,13 +11,13 @@ import pytest
 from tandem import layers
 from tandem.backend import device_mode
 from tandem.layers import Parameters, Training
-from tandem.ops import BatchNorm, BatchNormGrad, Relu, ReluGrad
+from tandem.ops import BatchNorm, BatchNormGrad, Conv2d, Relu, ReluGrad, conv2d
 from tests.support.check_function import PYTHON
 
 
 def kind(op: Any) -> str | None:
     """Say what an Op does, if it takes part here."""
-    if isinstance(op, BatchNorm | BatchNormGrad) and op.relu:
+    if isinstance(op, BatchNorm | BatchNormGrad | Conv2d) and op.relu:
         return f"{type(op).__name__} with ReLU"
     return (
         type(op).__name__ if isinstance(op, BatchNorm | BatchNormGrad | Relu | ReluGrad) else None
@@ -128,3 +128,48 @@ def test_a_nan_passes() -> None:
     assert np.isnan(gradient[:2]).all()
     assert not np.isnan(y[2:]).any()
     assert not np.isnan(gradient[2:]).any()
+
+
+class Convolution:
+    """A convolution of images, without batch normalisation."""
+
+    def __init__(self, dtype: str = "float64", length: int | None = 5) -> None:
+        shapes = (6, 4, length, length), (4, 4, 3, 3), (4,), (6, 4, length, length)
+        self.inputs = [pt.tensor(dtype=dtype, shape=shape) for shape in shapes]
+        self.y = conv2d(*self.inputs[:3], pad=1)
+        self.other = self.inputs[3]
+
+    def check(self, *outputs: Any) -> Counter[str]:
+        """Compare outputs and gradients with Python's; count the fused Ops."""
+        gradients = pytensor.grad(sum((y**3).sum() for y in outputs), self.inputs[:3])
+        rng, found = np.random.default_rng(0), []
+        shapes = (6, 4, 5, 5), (4, 4, 3, 3), (4,), (6, 4, 5, 5)
+        values = [rng.normal(size=shape).astype(self.y.type.dtype) for shape in shapes]
+        for mode in (device_mode(strict=True), PYTHON):
+            function = pytensor.function(
+                self.inputs, [*outputs, *gradients], mode=mode, on_unused_input="ignore"
+            )
+            found.append((function, function(*values)))
+        tolerance = 1e-9 if self.y.type.dtype == "float64" else 1e-3
+        for one, other in zip(found[0][1], found[1][1], strict=True):
+            np.testing.assert_allclose(one, other, tolerance, tolerance)
+        return kinds(found[0][0])
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+@pytest.mark.parametrize("shortcut", [False, True])
+def test_relu_is_done_where_images_are_convolved(dtype: str, shortcut: bool) -> None:
+    block = Convolution(dtype)
+    found = block.check(layers.relu(block.other + block.y if shortcut else block.y))
+    assert found == {"Conv2d with ReLU": 1, "ReluGrad": 1}
+
+
+def test_a_convolution_that_is_read_before_relu_is_written() -> None:
+    block = Convolution()
+    assert block.check(layers.relu(block.y), block.y) == {"Relu": 1, "ReluGrad": 1}
+
+
+def test_a_shortcut_of_unknown_size_is_added_apart() -> None:
+    """It might be repeated over pixels."""
+    block = Convolution(length=None)
+    assert block.check(layers.relu(block.y + block.other)) == {"Relu": 1, "ReluGrad": 1}
