@@ -264,6 +264,18 @@ def test_onednn_rectifies_and_adds_without_changing_a_bit(
     assert function(value[:0]).shape == (0, 8, 9, 9)
 
 
+@pytest.mark.parametrize("convolutions", ["direct", "winograd"])
+@by_free_transforms
+def test_a_shortcut_of_another_number_of_pictures_is_refused(convolutions: Convolutions) -> None:
+    x, other = (pt.tensor(dtype="float32", shape=(None, 32, 9, 9)) for _ in range(2))
+    w = pt.constant(np.ones((32, 32, 3, 3), "float32"))
+    y = relu(conv2d(x, w, pad=1) + conv2d(other, w, pad=1))
+    function = pytensor.function([x, other], y, mode=device_mode(convolutions=convolutions))
+    values = [np.ones((rows, 32, 9, 9), "float32") for rows in (4, 1)]
+    with pytest.raises(ValueError, match=r"result|other has the shape"):
+        function(*values)
+
+
 def test_constant_filters_are_transformed_once_for_any_number_of_pictures(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
