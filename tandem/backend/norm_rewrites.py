@@ -32,7 +32,8 @@ def rectify(fgraph: FunctionGraph, node: Apply) -> Replacements | None:
         return None
     for part, other in (add.inputs, add.inputs[::-1]):
         found = _rectifiable(fgraph, part)
-        if found is None or other.type.broadcastable != part.type.broadcastable:
+        kinds = [(v.type.dtype, v.type.broadcastable) for v in (part, other)]
+        if found is None or kinds[0] != kinds[1]:
             continue
         sizes = part.type.shape[1:]
         if isinstance(found.op, Conv2d) and (None in sizes or other.type.shape[1:] != sizes):
@@ -85,7 +86,7 @@ def rectify_norm_gradient(fgraph: FunctionGraph, node: Apply) -> list[Variable] 
 
 
 NORMALIZATION, BY_LOOPS = "batch_normalization", "normalization_by_loops"
-"""Tags: rewrites for every device, and those to loops of a CPU.
+"""Tags: rewrites for every device, and those to Ops with ReLU, which are for CPUs.
 
 They work in the graph that the general ones have left, and the latter in that which those of
 pooling have left.

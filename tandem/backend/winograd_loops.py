@@ -276,8 +276,7 @@ def _convolve(
     channels = lines - 1
     pictures, rows, columns, all_filters = y.shape
     m, lowest = TILE + 1 - side, np.float32(-np.inf)
-    none = np.float32(0)
-    least = none if relu else lowest
+    least = np.float32(0) if relu else lowest
     across = -(-columns // m)
     of_picture = -(-rows // m) * across
     all_tiles = pictures * of_picture
@@ -347,7 +346,7 @@ def _convolve(
                             value = small[of + f]
                             if adds:
                                 value += added[to + f]
-                                value = none if value <= none else value
+                                value = least if value < least else value
                             results[to + f] = value
 
 

@@ -11,7 +11,15 @@ import pytest
 from tandem import layers
 from tandem.backend import device_mode
 from tandem.layers import Parameters, Training
-from tandem.ops import BatchNorm, BatchNormGrad, Conv2d, Relu, ReluGrad, conv2d
+from tandem.ops import (
+    BatchNorm,
+    BatchNormGrad,
+    Conv2d,
+    Relu,
+    ReluGrad,
+    batch_norm_inference,
+    conv2d,
+)
 from tests.support.check_function import PYTHON
 
 
@@ -173,3 +181,43 @@ def test_a_shortcut_of_unknown_size_is_added_apart() -> None:
     """It might be repeated over pixels."""
     block = Convolution(length=None)
     assert block.check(layers.relu(block.y + block.other)) == {"Relu": 1, "ReluGrad": 1}
+
+
+@pytest.mark.parametrize("normalised", [False, True])
+def test_a_shortcut_of_another_dtype_is_added_apart(normalised: bool) -> None:
+    block = Block("float32")
+    y = block.y if normalised else block.before
+    with pytensor.config.change_flags(on_opt_error="raise"):
+        other = layers.relu(y + block.x.astype("float64"))
+        function = pytensor.function([block.x], other, mode=device_mode())
+    assert "Relu" in kinds(function)
+
+
+def test_a_nan_passes_a_convolution() -> None:
+    block = Convolution("float32")
+    shapes = (6, 4, 5, 5), (4, 4, 3, 3), (4,), (6, 4, 5, 5)
+    x, *more = (np.random.default_rng(0).normal(size=s).astype("float32") for s in shapes)
+    x[1, 2, 2, 2] = np.nan
+    for y in (block.y, block.y + block.other):
+        outputs = [y := layers.relu(y), pytensor.grad(y.sum(), block.inputs[1])]
+        function = pytensor.function(
+            block.inputs, outputs, mode=device_mode(), on_unused_input="ignore"
+        )
+        found, gradient = function(x, *more)
+        assert kinds(function)["Conv2d with ReLU"] == 1
+        assert np.isnan(found[1, :, 1:4, 1:4]).all()
+        assert np.isnan(gradient).any()
+
+
+def test_a_normalisation_behind_relu_is_not_taken_into_the_weights() -> None:
+    block = Convolution()
+    rectified = Conv2d(1, 1, relu=True)(*block.inputs[:3])
+    vectors = [pt.constant(k + np.arange(4.0)) for k in (1, 5, 9, 2)]
+    y = batch_norm_inference(rectified, *vectors)
+    rng = np.random.default_rng(0)
+    values = [rng.normal(size=shape) for shape in ((6, 4, 5, 5), (4, 4, 3, 3), (4,))]
+    found, expected = (
+        pytensor.function(block.inputs[:3], y, mode=mode)(*values)
+        for mode in (device_mode(), PYTHON)
+    )
+    np.testing.assert_allclose(found, expected, 1e-9, 1e-9)

@@ -86,6 +86,7 @@ def test_results_are_rectified_after_others_were_added(name: str) -> None:
     for found, before in (
         (convolve(*operands, relu=True), y),
         (convolve(*operands, relu=True, other=other), y + other),
+        (torch.relu(convolve(*operands, other=other)), y + other),
     ):
         np.testing.assert_array_equal(found, torch.relu(before))
         assert len(found) == 1 or 0 < found.count_nonzero() < found.numel()

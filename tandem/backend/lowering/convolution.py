@@ -4,9 +4,8 @@ On a CPU PyTorch's library for them is oneDNN, which multiplies each pixel with 
 `tandem.processor.prefers_winograd`, loops of our own compute those of 3 x 3 and 5 x 5 taps with 2.8
 to 4 times fewer products, if there are enough channels. oneDNN has an order of its own for
 filters, in which those that are constants are kept; others are brought into it by each call. It
-rectifies results, and adds images to them, as it writes them. Its
-gradients of filters are slow with AVX2: without AVX-512 another loop computes most of the rest, or
-MKL.
+adds other images to results as it writes them; its ReLU would make 0 of NaN. Its gradients of
+filters are slow with AVX2: without AVX-512 another loop computes most of the rest, or MKL.
 """
 
 from collections.abc import Callable, Sequence
@@ -42,16 +41,16 @@ def lower_conv2d(op: Conv2d, node: Apply, device: torch.device, compiled: bool) 
         x: Tensor, w: Tensor, b: Tensor | None = None, other: Tensor | None = None
     ) -> Tensor:
         if b is None or b.dtype == x.dtype:
-            return _rectified(op, F.conv2d(x, w, b, stride, pad, dilation, groups), other)
+            return _finished(op, F.conv2d(x, w, b, stride, pad, dilation, groups), other)
         # Factors are rounded and a bias is not; torch.compile fuses the sum with what follows.
         y = F.conv2d(x, w, None, stride, pad, dilation, groups).to(b.dtype) + b[:, None, None]
-        return _rectified(op, y, other)
+        return _finished(op, y, other)
 
     w, b = node.inputs[1:3]
     loops = device.type == "cpu" and not compiled
     fixed = isinstance(w, Constant) and loops
     call: Callable[..., Tensor] = direct
-    if (fixed or (op.relu and loops)) and torch.backends.mkldnn.is_available():
+    if (fixed or (op.adds and loops)) and torch.backends.mkldnn.is_available():
         call = _by_onednn(op, fixed, direct)
     variant: Callable[..., Tensor] | None = None
     if winograd_pays(node, fixed) and device.type == "cpu":
@@ -70,7 +69,7 @@ def _by_winograd(op: Conv2d, fixed: bool, compiled: bool) -> Callable[..., Tenso
         x: Tensor, w: Tensor, b: Tensor | None = None, other: Tensor | None = None
     ) -> Tensor:
         if compiled:
-            return _rectified(op, _winograd_operator(x, w, b, pad, groups, False), other)
+            return _finished(op, _winograd_operator(x, w, b, pad, groups, False), other)
         from tandem.backend import winograd_loops  # imports numba
 
         transformed = kept[0] if kept else winograd_loops.transform_filters(w, groups)
@@ -82,18 +81,19 @@ def _by_winograd(op: Conv2d, fixed: bool, compiled: bool) -> Callable[..., Tenso
     return by_winograd
 
 
-def _rectified(op: Conv2d, y: Tensor, other: Tensor | None) -> Tensor:
+def _finished(op: Conv2d, y: Tensor, other: Tensor | None = None) -> Tensor:
+    """Add other images to a new tensor, and rectify it, where it is."""
     if other is not None:
         if other.shape != y.shape:
             raise ValueError(f"{op}: the result is {[*y.shape]}, other is {[*other.shape]}")
-        y = y + other
-    return torch.relu(y) if op.relu else y
+        y = y.add_(other) if y.dtype == other.dtype else y + other
+    return torch.relu_(y) if op.relu else y
 
 
 def _by_onednn(op: Conv2d, fixed: bool, direct: Callable[..., Tensor]) -> Callable[..., Tensor]:
     """Make a call of what PyTorch's compiler uses; `fixed` filters are the same in all calls."""
     kept: list[Tensor] = []
-    pad, stride, relu = [*op.pad], [*op.stride], "relu" if op.relu else "none"
+    pad, stride = [*op.pad], [*op.stride]
     onednn = torch.ops.mkldnn._convolution_pointwise
 
     def convolve(
@@ -110,8 +110,9 @@ def _by_onednn(op: Conv2d, fixed: bool, direct: Callable[..., Tensor]) -> Callab
             kept.append(torch.ops.mkldnn._reorder_convolution_weight(w, *sizes, [*x.shape]))
         filters = kept[0] if fixed else w
         if other is None:
-            return onednn(x, filters, b, *sizes, relu, [], "")
-        return onednn.binary(x, other, filters, b, *sizes, "add", 1.0, relu, [], "")
+            return _finished(op, onednn(x, filters, b, *sizes, "none", [], ""))
+        added = onednn.binary(x, other, filters, b, *sizes, "add", 1.0, None, [], None)
+        return _finished(op, added)
 
     return convolve
 
