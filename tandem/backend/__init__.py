@@ -1,10 +1,10 @@
 """A PyTensor mode that runs a graph with PyTorch's kernels, and variables that stay on a device.
 
-PyTensor builds the graph and its gradients; PyTorch is a library of kernels here (oneDNN and MKL on
-a CPU, cuDNN on CUDA). ``pooling_rewrites.py`` moves work behind pooling, ``norm_rewrites.py`` batch
-normalisation into weights and ReLU into the Op before it, ``gpu_rewrites.py`` suits a graph to
-GPUs, ``inner_graphs.py`` prepares the graphs of loops and branches, ``lowering/`` maps each Op to a
-call, ``winograd_loops.py``, ``filter_loops.py``, ``image_loops.py``, ``norm_loops.py`` and
+PyTensor builds the graph and its gradients; PyTorch is a library of kernels here (oneDNN and MKL
+on a CPU, cuDNN on CUDA). ``pooling_rewrites.py`` moves work behind pooling, ``norm_rewrites.py``
+batch normalisation into weights or together with ReLU, ``gpu_rewrites.py`` suits a graph to GPUs,
+``inner_graphs.py`` prepares the graphs of loops and branches, ``lowering/`` maps each Op to a call,
+``winograd_loops.py``, ``filter_loops.py``, ``image_loops.py``, ``norm_loops.py`` and
 ``dropout_loops.py`` have kernels of our own for a CPU on the memory that ``channels_last.py`` lays
 out, by ``vectors.py`` where numba's language does not suffice, ``pool_norm_kernels.py`` for a GPU,
 ``perform.py`` computes an Op without a kernel by its own NumPy code, ``aliasing.py`` finds what

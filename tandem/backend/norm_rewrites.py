@@ -1,4 +1,4 @@
-"""Rewrites of batch normalisation into weights, and of ReLU into the Op that it follows."""
+"""Rewrites of batch normalisation: into weights where statistics are given, and with ReLU."""
 
 from typing import cast
 
@@ -10,20 +10,17 @@ from pytensor.graph.traversal import ancestors
 from pytensor.scalar.basic import Add
 from pytensor.tensor.elemwise import Elemwise
 
-from tandem.ops import BatchNorm, BatchNormGrad, Conv2d, Relu, ReluGrad
+from tandem.ops import BatchNorm, BatchNormGrad, Relu, ReluGrad
 from tandem.ops.batch_norm_folding import fold_batch_norm
 
 Replacements = dict[Variable, Variable]
 
 
 @node_rewriter([Relu])
-def rectify(fgraph: FunctionGraph, node: Apply) -> Replacements | None:
-    """Normalise or convolve and rectify in one pass over memory, adding a shortcut if there is one.
-
-    Of a convolution the shortcut's channels, rows and columns must be known to be the same.
-    """
+def rectify_norm(fgraph: FunctionGraph, node: Apply) -> Replacements | None:
+    """Normalise and rectify in one pass over memory, and add a shortcut in it if there is one."""
     (y,) = node.inputs
-    found = _rectifiable(fgraph, y)
+    found = _norm(fgraph, y)
     if found is not None:
         return _fused(node, found, ())
     add = y.owner
@@ -31,12 +28,9 @@ def rectify(fgraph: FunctionGraph, node: Apply) -> Replacements | None:
     if not is_sum or not isinstance(add.op.scalar_op, Add) or len(fgraph.clients[y]) > 1:
         return None
     for part, other in (add.inputs, add.inputs[::-1]):
-        found = _rectifiable(fgraph, part)
+        found = _norm(fgraph, part)
         kinds = [(v.type.dtype, v.type.broadcastable) for v in (part, other)]
         if found is None or kinds[0] != kinds[1]:
-            continue
-        sizes = part.type.shape[1:]
-        if isinstance(found.op, Conv2d) and (None in sizes or other.type.shape[1:] != sizes):
             continue
         if not _depends(other, found):
             return _fused(node, found, (other,))
@@ -49,20 +43,20 @@ def _depends(variable: Variable, node: Apply) -> bool:
     return any(each.owner is node for each in before)
 
 
-def _rectifiable(fgraph: FunctionGraph, y: Variable) -> Apply | None:
-    """The normalisation or convolution of which y is the output, if nothing else reads y."""
+def _norm(fgraph: FunctionGraph, y: Variable) -> Apply | None:
+    """The normalisation of which y is the output, if nothing else reads y."""
     node = y.owner
-    if node is None or not isinstance(node.op, BatchNorm | Conv2d) or y is not node.outputs[0]:
+    if node is None or not isinstance(node.op, BatchNorm) or y is not node.outputs[0]:
         return None
     if node.op.relu:
         return None
     return node if len(fgraph.clients[y]) == 1 else None
 
 
-def _fused(relu: Apply, before: Apply, others: tuple[Variable, ...]) -> Replacements:
-    op: BatchNorm | Conv2d = before.op.rectified(adds=bool(others))
-    outputs = op(*before.inputs[:3], *others, *before.inputs[3:], return_list=True)
-    return dict(zip([relu.outputs[0], *before.outputs[1:]], outputs, strict=True))
+def _fused(relu: Apply, norm: Apply, others: tuple[Variable, ...]) -> Replacements:
+    op = BatchNorm(norm.op.rows, norm.op.epsilon, relu=True, adds=bool(others))
+    outputs = op(*norm.inputs[:3], *others, *norm.inputs[3:], return_list=True)
+    return dict(zip([relu.outputs[0], *norm.outputs[1:]], outputs, strict=True))
 
 
 @node_rewriter([BatchNormGrad])
@@ -86,7 +80,7 @@ def rectify_norm_gradient(fgraph: FunctionGraph, node: Apply) -> list[Variable] 
 
 
 NORMALIZATION, BY_LOOPS = "batch_normalization", "normalization_by_loops"
-"""Tags: rewrites for every device, and those to Ops with ReLU, which are for CPUs.
+"""Tags: rewrites for every device, and those to loops of a CPU.
 
 They work in the graph that the general ones have left, and the latter in that which those of
 pooling have left.
@@ -94,7 +88,7 @@ pooling have left.
 
 for _position, _rewriter, _tag in (
     (39, fold_batch_norm, NORMALIZATION),
-    (45, rectify, BY_LOOPS),
+    (45, rectify_norm, BY_LOOPS),
     (46, rectify_norm_gradient, BY_LOOPS),
 ):
     optdb.register(str(_rewriter), dfs_rewriter(_rewriter), _tag, position=_position)

@@ -84,9 +84,9 @@ def add_products(  # type: ignore[no-untyped-def]
             ]
             for row in range(ROWS):
                 at_row = builder.add(position, builder.mul(across, index(row)))
-                factor = spread(builder, builder.load(element(4, at_row)))
+                spread = _spread(builder, builder.load(element(4, at_row)))
                 for half, total in zip(halves, totals[2 * row :][:2], strict=True):
-                    builder.store(add_product(builder, builder.load(total), factor, half), total)
+                    builder.store(add_product(builder, builder.load(total), spread, half), total)
         for sum_place, total in zip(places, totals, strict=True):
             builder.store(builder.load(total), sum_place, align=4)
         return context.get_dummy_value()
@@ -122,7 +122,7 @@ def add_product(builder: Any, total: Any, a: Any, b: Any) -> Any:
     return builder.fadd(total, product, flags=("contract",))
 
 
-def spread(builder: Any, number: Any) -> Any:
+def _spread(builder: Any, number: Any) -> Any:
     """A vector of equal numbers."""
     undefined = ir.Constant(ir.VectorType(ir.FloatType(), VECTOR), ir.Undefined)
     first = builder.insert_element(undefined, number, index(0))

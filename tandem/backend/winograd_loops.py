@@ -30,7 +30,6 @@ from tandem.backend.vectors import (
     address,
     index,
     place,
-    spread,
     vector,
 )
 from tandem.ops.conv import TILE
@@ -54,14 +53,11 @@ def convolve(
     filters: int,
     side: int,
     pad: Sequence[int],
-    relu: bool = False,
-    other: Tensor | None = None,
 ) -> Tensor:
     """Convolve images with filters given by `transform_filters`, and add a bias.
 
-    With `relu` this is rectified, after `other` images were added. `filters` counts those of all
-    groups; `side` is 3 or 5. All is float32, and only the number of pictures may be 0. The output
-    does not depend on the number of threads.
+    `filters` counts those of all groups; `side` is 3 or 5. All is float32, and only the number
+    of pictures may be 0. The output does not depend on the number of threads.
     """
     groups, _, panels, lines, _ = transformed.shape
     channels = lines - 1
@@ -72,15 +68,12 @@ def convolve(
     biases = np.zeros((groups, panels * _FILTERS), np.float32)
     if bias is not None:
         biases[:, :of_group] = bias.reshape(groups, of_group).numpy()
-    pixels, results, added = images(x), images(y), np.empty(0, np.float32)
-    if other is not None:
-        _check("other has the shape", other.shape, y.shape)
-        added = images(other).reshape(-1)
+    pixels, results = images(x), images(y)
     for group in range(groups):
-        operands = pixels, transformed[group].numpy(), biases[group], results, added
+        operands = pixels, transformed[group].numpy(), biases[group], results
         sizes = group * channels, group * of_group, of_group, side
         together, threads = _together(channels, of_group), torch.get_num_threads()
-        run(_convolve, *operands, *sizes, *pad, together, threads, relu)
+        run(_convolve, *operands, *sizes, *pad, together, threads)
     return y
 
 
@@ -159,16 +152,15 @@ for _first in (1, 3):
 
 
 def _transformation(matrices: dict[int, np.ndarray]) -> Callable[..., None]:
-    """Make a function for loops that transforms squares of vectors, both ways.
+    """Make a function for loops that transforms squares of vectors, both ways, and may add a bias.
 
     The matrix is that of the filters' side, or of `TILE` for pixels. A square begins at a position,
-    and has a step downwards and one to the right. To results may be added a bias, and numbers at
-    the same places as theirs; less than `least` they are not, but for NaN.
+    and has a step downwards and one to the right.
     """
 
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        side, _, to, to_steps, _, at, at_steps, _, at_bias, least, _ = arguments
-        biased, adds = (not isinstance(signature.args[n], types.Omitted) for n in (7, 10))
+        side, _, to, to_steps, _, at, at_steps, _, at_bias = arguments
+        biased = not isinstance(signature.args[7], types.Omitted)
 
         def vector_at(operand: int, position: Any) -> Any:
             kind, array = signature.args[operand], arguments[operand]
@@ -180,9 +172,7 @@ def _transformation(matrices: dict[int, np.ndarray]) -> Callable[..., None]:
                 position = builder.add(position, builder.mul(step, index(number)))
             return vector_at(operand, position)
 
-        if biased:
-            added = builder.load(vector_at(7, at_bias), align=4)
-            floor = spread(builder, least)
+        added = builder.load(vector_at(7, at_bias), align=4) if biased else None
         for value, matrix in matrices.items():
             with builder.if_then(builder.icmp_signed("==", side, index(value))):
                 length, columns = matrix.shape[1], []
@@ -192,26 +182,17 @@ def _transformation(matrices: dict[int, np.ndarray]) -> Callable[..., None]:
                     columns.append(_product(builder, matrix, column))
                 for r, row in enumerate(zip(*columns, strict=True)):
                     for q, result in enumerate(_product(builder, matrix, row)):
-                        if biased:
-                            result = builder.fadd(result, added)
-                        if adds:
-                            other = builder.load(square(10, to, to_steps, (r, q)), align=4)
-                            result = builder.fadd(result, other)
-                        if biased:
-                            below = builder.fcmp_ordered(">", floor, result)
-                            result = builder.select(below, floor, result)
-                        builder.store(result, square(1, to, to_steps, (r, q)), align=4)
+                        total = builder.fadd(result, added) if biased else result
+                        builder.store(total, square(1, to, to_steps, (r, q)), align=4)
         return context.get_dummy_value()
 
     @intrinsic
     def transform(  # type: ignore[no-untyped-def]
-        typing, side, target, to, to_steps, source, at, at_steps,
-        bias=None, at_bias=None, least=None, others=None,
-    ):  # fmt: skip
-        number, steps, none = types.intp, types.UniTuple(types.intp, 2), types.Omitted(None)
-        biases = (none,) * 3 if bias is None else (bias, number, types.float32)
-        added = none if others is None else others
-        operands = number, target, number, steps, source, number, steps, *biases, added
+        typing, side, target, to, to_steps, source, at, at_steps, bias=None, at_bias=None
+    ):
+        number, steps = types.intp, types.UniTuple(types.intp, 2)
+        biases = (types.Omitted(None),) * 2 if bias is None else (bias, number)
+        operands = number, target, number, steps, source, number, steps, *biases
         return types.void(*operands), generate
 
     return transform
@@ -261,7 +242,6 @@ def _convolve(
     transformed: np.ndarray,
     bias: np.ndarray,
     y: np.ndarray,
-    added: np.ndarray,
     first_channel: int,
     first_filter: int,
     filters: int,
@@ -270,13 +250,11 @@ def _convolve(
     column_pad: int,
     together: int,
     threads: int,
-    relu: bool,
 ) -> None:
     _, panels, lines, _ = transformed.shape
     channels = lines - 1
     pictures, rows, columns, all_filters = y.shape
-    m, lowest = TILE + 1 - side, np.float32(-np.inf)
-    least = np.float32(0) if relu else lowest
+    m = TILE + 1 - side
     across = -(-columns // m)
     of_picture = -(-rows // m) * across
     all_tiles = pictures * of_picture
@@ -327,27 +305,16 @@ def _convolve(
                 if not whole:
                     into, to, steps = small, 0, (m * wide, wide)
                 begin_filter, end_filter = first * _FILTERS, min(filters, last * _FILTERS)
-                adds = added.size > 0
                 for f in range(begin_filter, end_filter, VECTOR):
-                    if adds and whole:
-                        _to_results(
-                            side, into, to + f, steps,
-                            sums, t * wide + f, (TILE * of_sums, of_sums), bias, f, least, added,
-                        )  # fmt: skip
-                    else:
-                        _to_results(
-                            side, into, to + f, steps, sums, t * wide + f,
-                            (TILE * of_sums, of_sums), bias, f, lowest if adds else least,
-                        )  # fmt: skip
+                    _to_results(
+                        side, into, to + f, steps,
+                        sums, t * wide + f, (TILE * of_sums, of_sums), bias, f,
+                    )  # fmt: skip
                 for r in range(0 if whole else min(m, rows - top)):
                     for q in range(min(m, columns - left)):
                         to, of = at + (r * columns + q) * all_filters, (r * m + q) * wide
                         for f in range(begin_filter, end_filter):
-                            value = small[of + f]
-                            if adds:
-                                value += added[to + f]
-                                value = least if value < least else value
-                            results[to + f] = value
+                            results[to + f] = small[of + f]
 
 
 def _transform_filters(

@@ -251,8 +251,6 @@ def _untranslated(op: Op) -> InputError:
 
 @translated.register
 def _(op: Conv2d, node: Apply, inputs: Sequence[str], graph: OnnxGraph) -> str:
-    if op.relu:  # the rewrite for CPUs comes later
-        raise _untranslated(op)
     windows: dict[str, Any] = {
         "strides": op.stride,
         "pads": [*op.pad] * 2,

@@ -81,10 +81,6 @@ class BatchNorm(_ByGroup):
             raise ValueError("BatchNorm: adds is for a ReLU that follows, but relu is False")
         self.relu, self.adds = relu, adds
 
-    def rectified(self, adds: bool) -> "BatchNorm":
-        """Return the Op with `relu`."""
-        return BatchNorm(self.rows, self.epsilon, True, adds)
-
     def make_node(self, x: Any, scale: Any, shift: Any, *more: Any) -> Apply:
         other = {"other": more[0]} if self.adds else {}
         valid = more[self.adds] if len(more) > self.adds else None

@@ -45,7 +45,7 @@ def _product_and_bias(
     node = y.owner
     if node is None or len(fgraph.clients[y]) != 1:
         return none
-    if isinstance(node.op, Conv2d) and not node.op.relu:
+    if isinstance(node.op, Conv2d):
         bias = node.inputs[2]
         is_zero = isinstance(bias, Constant) and not np.any(bias.data)
         return node, None if is_zero else cast(TensorVariable, bias)

@@ -27,13 +27,12 @@ from tandem.ops.base import (
     tensor_input,
     window_count,
 )
-from tandem.ops.relu import ReluGrad
 
 
 class _ConvolutionOp(TensorOp):
     """Base of the convolution and its two gradients."""
 
-    __props__: tuple[str, ...] = ("stride", "pad", "groups", "dilation")
+    __props__ = ("stride", "pad", "groups", "dilation")
 
     def __init__(
         self, stride: Pair = 1, pad: Pair = 0, groups: int = 1, dilation: Pair = 1
@@ -105,65 +104,31 @@ class _ConvolutionOp(TensorOp):
 
 
 class Conv2d(_ConvolutionOp):
-    """Convolution with bias, as `conv2d` defines it.
+    """Convolution with bias, as `conv2d` defines it."""
 
-    With `relu`, the ReLU of that; with `adds` as well, of its sum with other images, the fourth
-    input: a rewrite for CPUs puts these in place of the Ops of a network.
-    """
-
-    __props__ = (*_ConvolutionOp.__props__, "relu", "adds")
-
-    def __init__(
-        self,
-        stride: Pair = 1,
-        pad: Pair = 0,
-        groups: int = 1,
-        dilation: Pair = 1,
-        relu: bool = False,
-        adds: bool = False,
-    ) -> None:
-        super().__init__(stride, pad, groups, dilation)
-        if adds and not relu:
-            raise ValueError("Conv2d: adds is for a ReLU that follows, but relu is False")
-        self.relu, self.adds = relu, adds
-
-    def rectified(self, adds: bool) -> "Conv2d":
-        """Return the Op with `relu`."""
-        return Conv2d(self.stride, self.pad, self.groups, self.dilation, True, adds)
-
-    def make_node(self, x: Any, w: Any, b: Any, *other: Any) -> Apply:
+    def make_node(self, x: Any, w: Any, b: Any) -> Apply:
         x = tensor_input(self, "x", x, 4)
         w = tensor_input(self, "w", w, 4)
         b = tensor_input(self, "b", b, 1)
         dtype = same_dtype(self, x=x, w=w, b=b)
         batch, filters, rows, columns = self._output_shape(x, w)
         filters = same_length(self, "filters of w and length of b", filters, *b.type.shape)
-        shape: tuple[Length, ...] = batch, filters, rows, columns
-        others = [tensor_input(self, "other", each, 4) for each in other]
-        if len(others) != self.adds:
-            raise TypeError(f"{self}: found {3 + len(others)} inputs, expected {3 + self.adds}")
-        for each in others:
-            same_dtype(self, x=x, other=each)
-            shape = same_shape(self, "the result and other", shape, each.type.shape)
-        return Apply(self, [x, w, b, *others], [pt.tensor(dtype=dtype, shape=shape)])
+        return Apply(
+            self, [x, w, b], [pt.tensor(dtype=dtype, shape=(batch, filters, rows, columns))]
+        )
 
     def perform(self, node: Apply, inputs: Values, output_storage: list[list[Any]]) -> None:
-        x, w, b, *others = inputs
+        x, w, b = inputs
         if b.shape != w.shape[:1]:
             raise ValueError(f"{self}: w has {w.shape[0]} filters, b has {b.shape[0]}")
         y = [
             np.einsum("bcyxij,ocij->boyx", windows, filters, optimize=True)
             for windows, filters in self._by_group((self._windows(x, w.shape[2:]), 1), (w, 0))
         ]
-        sums = np.concatenate(y, axis=1) + b[:, np.newaxis, np.newaxis]
-        for other in others:
-            if other.shape != sums.shape:
-                raise ValueError(f"{self}: the result is {sums.shape}, other is {other.shape}")
-            sums += other
-        output_storage[0][0] = np.maximum(sums, 0) if self.relu else sums
+        output_storage[0][0] = np.concatenate(y, axis=1) + b[:, np.newaxis, np.newaxis]
 
     def infer_shape(self, fgraph: Any, node: Apply, shapes: list[tuple]) -> list[tuple]:
-        (batch, _, *image), (filters, _, *window) = shapes[:2]
+        (batch, _, *image), (filters, _, *window), _ = shapes
         reach = (self._reach(taps, axis) for axis, taps in enumerate(window))
         rows, columns = (
             count_windows(*lengths)
@@ -172,15 +137,12 @@ class Conv2d(_ConvolutionOp):
         return [(batch, filters, rows, columns)]
 
     def pullback(self, inputs: Values, outputs: Values, cotangents: Values) -> list[Any]:
-        x, w = inputs[:2]
+        x, w, _ = inputs
         (g,) = cotangents
-        if self.relu:
-            g = ReluGrad()(outputs[0], g)
         return [
             self._like(Conv2dInputGrad)(x, w, g),
             self._like(Conv2dWeightGrad)(x, w, g),
             g.sum(axis=(0, 2, 3)),
-            *(g for _ in range(self.adds)),
         ]
 
 

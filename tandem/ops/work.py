@@ -221,9 +221,9 @@ def _are_numbers(variables: Iterable[Variable]) -> bool:
 
 @_work.register(Conv2d)
 def _convolution(op: Conv2d, node: Apply) -> Work:
-    w, b = node.inputs[1:3]
+    _, w, b = node.inputs
     y = _elements(node.outputs[0])
-    adds = (not (isinstance(b, Constant) and not b.data.any())) + op.relu + op.adds
+    adds = not (isinstance(b, Constant) and not b.data.any())
     return Work(_conv_kind("convolution", node), _multiply_adds(y, w) + adds * y, _nbytes(node))
 
 

@@ -15,9 +15,7 @@ from examples.resident_step import ResidentStep, Sizes
 from tandem.backend import device_mode, winograd_loops
 from tandem.backend.lowering import lower
 from tandem.backend.mode import Convolutions
-from tandem.backend.norm_rewrites import BY_LOOPS
 from tandem.backend.precision import ProductPrecision, fit
-from tandem.ops import relu
 from tandem.ops.conv import Conv2dInputGrad, Conv2dWeightGrad, conv2d, winograd_pays
 from tests.support.check_function import PYTHON, results
 from tests.support.lowering_cases import Case, large_convolutions
@@ -231,54 +229,6 @@ def test_constant_filters_are_converted_once_and_change_no_bit(
         np.testing.assert_array_equal(got, varying(value, filters))
         np.testing.assert_allclose(got, exact(value), 1e-5, 1e-5)
     assert len(kept) == 1
-
-
-@pytest.mark.parametrize("constant", [True, False])
-def test_onednn_adds_without_changing_a_bit(
-    constant: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    rng, calls = np.random.default_rng(0), []
-    onednn = torch.ops.mkldnn._convolution_pointwise
-
-    class Counted:
-        def __call__(self, *operands: Any) -> Any:
-            return calls.append("convolve") or onednn(*operands)
-
-        def binary(self, *operands: Any) -> Any:
-            return calls.append("add") or onednn.binary(*operands)
-
-    monkeypatch.setattr(torch.ops.mkldnn, "_convolution_pointwise", Counted())
-    w, b = (rng.normal(size=shape).astype("float32") for shape in ((8, 4, 3, 3), 8))
-    x = pt.tensor("x", dtype="float32", shape=(None, 8, 9, 9))
-    filters = pt.constant(w) if constant else pytensor.shared(w, shape=w.shape)
-    before = conv2d(x, filters, pt.constant(b), pad=1, groups=2)
-    y = relu(before)
-    z = relu(conv2d(y, filters, pt.constant(b), pad=1, groups=2) + y)
-    mode = device_mode(convolutions="direct")
-    value = rng.normal(size=(4, 8, 9, 9)).astype("float32")
-    expected_of = pytensor.function([x], z, mode=mode.excluding(BY_LOOPS))
-    expected = expected_of(value)
-    calls.clear()
-    function = pytensor.function([x], z, mode=mode)
-    np.testing.assert_array_equal(function(value), expected)
-    assert calls == ["convolve"] * constant + ["add"]
-    value[0, 0, 0, 0], value[3, 7, 8, 8] = np.nan, np.inf
-    found = function(value)
-    np.testing.assert_array_equal(found, expected_of(value))
-    assert np.isnan(found).any()
-    assert function(value[:0]).shape == (0, 8, 9, 9)
-
-
-@pytest.mark.parametrize("convolutions", ["direct", "winograd"])
-@by_free_transforms
-def test_a_shortcut_of_another_number_of_pictures_is_refused(convolutions: Convolutions) -> None:
-    x, other = (pt.tensor(dtype="float32", shape=(None, 32, 9, 9)) for _ in range(2))
-    w = pt.constant(np.ones((32, 32, 3, 3), "float32"))
-    y = relu(conv2d(x, w, pad=1) + conv2d(other, w, pad=1))
-    function = pytensor.function([x, other], y, mode=device_mode(convolutions=convolutions))
-    values = [np.ones((rows, 32, 9, 9), "float32") for rows in (4, 1)]
-    with pytest.raises(ValueError, match=r"result|other has the shape"):
-        function(*values)
 
 
 def test_constant_filters_are_transformed_once_for_any_number_of_pictures(

@@ -77,24 +77,6 @@ def operands_of(name: str) -> tuple[Any, ...]:
 
 
 @pytest.mark.parametrize("name", list(CASES))
-def test_results_are_rectified_after_others_were_added(name: str) -> None:
-    x, w, other, b, pad, groups = operands_of(name)
-    x[-1, 0, 0, 0] = torch.nan
-    operands = x, transform_filters(w, groups), b, len(w), w.shape[2], pad
-    y = convolve(*operands)
-    assert y.isnan().any()
-    for found, before in (
-        (convolve(*operands, relu=True), y),
-        (convolve(*operands, relu=True, other=other), y + other),
-        (torch.relu(convolve(*operands, other=other)), y + other),
-    ):
-        np.testing.assert_array_equal(found, torch.relu(before))
-        assert len(found) == 1 or 0 < found.count_nonzero() < found.numel()
-    with pytest.raises(ValueError, match="other has the shape"):
-        convolve(*operands, relu=True, other=other[:, :, 1:])
-
-
-@pytest.mark.parametrize("name", list(CASES))
 def test_they_are_the_convolution_and_its_gradients(name: str) -> None:
     x, w, g, b, pad, groups = operands_of(name)
     found = computed(x, w, g, b, pad, groups)

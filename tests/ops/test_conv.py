@@ -104,27 +104,6 @@ def test_gradients_and_theirs_agree_with_finite_differences(x_shape, w_shape, op
     check_gradient(lambda x, g: Conv2dWeightGrad(*options)(x, w, g), x, g)
 
 
-def test_rectified_sums():
-    x, w, b = arrays((2, 4, 5, 4), (4, 2, 3, 3))
-    other = arrays((2, 4, 3, 2), (4, 2, 3, 3))[0]
-    options = (2, 1, 2)
-    sums = conv2d_by_loops(x, w, b, options)
-    alone, added = (Conv2d(*options).rectified(adds) for adds in (False, True))
-    for op, others in ((alone, []), (added, [other])):
-        (found,) = evaluate(lambda *v, op=op: [op(*v)], x, w, b, *others, static=False)
-        np.testing.assert_allclose(found, np.maximum(sums + sum(others), 0), 1e-12, 1e-12)
-        check_gradient(op, x, w, b, *others)
-        check_shapes(op, x, w, b, *others)
-    with pytest.raises(ValueError, match=r"the result is .*, other is "):
-        evaluate(added, x, w, b, other[:1], static=False)
-    with pytest.raises(ValueError, match="axis 2 of the result and other"):
-        evaluate(added, x, w, b, other[:, :, :1], static=True)
-    with pytest.raises(TypeError, match="found 3 inputs, expected 4"):
-        evaluate(added, x, w, b, static=True)
-    with pytest.raises(ValueError, match="adds is for a ReLU that follows"):
-        Conv2d(adds=True)
-
-
 def test_second_derivative_of_a_cost():
     x, w, b = arrays((2, 4, 5, 4), (4, 2, 3, 3))
 

@@ -87,8 +87,6 @@ def convolutions(groups: int, channels: int, filters: int) -> list[tuple[Any, ..
     g = normal(*node.outputs[0].type.shape)
     return [
         (ops.Conv2d(*props), x, w, normal(filters)),
-        (ops.Conv2d(*props, relu=True), x, w, normal(filters)),
-        (ops.Conv2d(*props).rectified(True), x, w, normal(filters), g),
         (ops.Conv2dInputGrad(*props), x, w, g),
         (ops.Conv2dWeightGrad(*props), x, w, g),
     ]

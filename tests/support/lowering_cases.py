@@ -582,13 +582,7 @@ def _network_cases() -> list[Case]:
             g = sample(dtype, (2, 6, rows, columns))
             props = (stride, pad, groups)
             name = f"{dtype}-{stride}-{pad}-{groups}"
-
-            def rectified(x: Any, w: Any, b: Any, props: Any = props) -> list[Variable]:
-                alone, added = (Conv2d(*props).rectified(adds) for adds in (False, True))
-                return [alone(x, w, b), added(x, w, b, Conv2d(*props)(x, w, b) * -0.5)]
-
             cases += [
-                case(f"conv2d-relu-{name}", rectified, x, w, sample(dtype, (6,))),
                 case(f"conv2d-{name}", Conv2d(*props), x, w, sample(dtype, (6,))),
                 case(f"conv2d-input-{name}", Conv2dInputGrad(*props), x, w, g),
                 case(f"conv2d-weight-{name}", Conv2dWeightGrad(*props), x, w, g),

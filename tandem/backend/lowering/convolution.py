@@ -4,12 +4,13 @@ On a CPU PyTorch's library for them is oneDNN, which multiplies each pixel with 
 `tandem.processor.prefers_winograd`, loops of our own compute those of 3 x 3 and 5 x 5 taps with 2.8
 to 4 times fewer products, if there are enough channels. oneDNN has an order of its own for
 filters, in which those that are constants are kept; others are brought into it by each call. It
-adds other images to results as it writes them; its ReLU would make 0 of NaN. Its gradients of
-filters are slow with AVX2: without AVX-512 another loop computes most of the rest, or MKL.
+could rectify results as it writes them, but would make 0 of NaN. Its gradients of filters are slow
+with AVX2: without AVX-512 another loop computes most of the rest, or MKL.
 """
 
 from collections.abc import Callable, Sequence
 from functools import cache
+from typing import Any
 
 import numpy as np
 import torch
@@ -37,94 +38,63 @@ _FEWEST_FILTERS, _FEWEST_PRODUCTS = 16, 128  # of a group; of filters and taps
 def lower_conv2d(op: Conv2d, node: Apply, device: torch.device, compiled: bool) -> Lowering:
     stride, pad, groups, dilation = op.stride, op.pad, op.groups, op.dilation
 
-    def direct(
-        x: Tensor, w: Tensor, b: Tensor | None = None, other: Tensor | None = None
-    ) -> Tensor:
+    def direct(x: Tensor, w: Tensor, b: Tensor | None = None) -> Tensor:
         if b is None or b.dtype == x.dtype:
-            return _finished(op, F.conv2d(x, w, b, stride, pad, dilation, groups), other)
+            return F.conv2d(x, w, b, stride, pad, dilation, groups)
         # Factors are rounded and a bias is not; torch.compile fuses the sum with what follows.
-        y = F.conv2d(x, w, None, stride, pad, dilation, groups).to(b.dtype) + b[:, None, None]
-        return _finished(op, y, other)
+        return F.conv2d(x, w, None, stride, pad, dilation, groups).to(b.dtype) + b[:, None, None]
 
-    w, b = node.inputs[1:3]
-    loops = device.type == "cpu" and not compiled
-    fixed = isinstance(w, Constant) and loops
+    _, w, b = node.inputs
+    fixed = isinstance(w, Constant) and device.type == "cpu" and not compiled
     call: Callable[..., Tensor] = direct
-    if (fixed or (op.adds and loops)) and torch.backends.mkldnn.is_available():
-        call = _by_onednn(op, fixed, direct)
+    if fixed and torch.backends.mkldnn.is_available():
+        call = _with_kept_filters(op, w.type.shape, direct)
     variant: Callable[..., Tensor] | None = None
     if winograd_pays(node, fixed) and device.type == "cpu":
         variant = _by_winograd(op, fixed, compiled)
-    without_bias = not op.adds and isinstance(b, Constant) and not np.any(b.data)
+    without_bias = isinstance(b, Constant) and not np.any(b.data)
     omit = frozenset([2]) if without_bias else frozenset[int]()
     return computed(call, factors=(0, 1), images=True, winograd=variant, omit=omit)
 
 
 def _by_winograd(op: Conv2d, fixed: bool, compiled: bool) -> Callable[..., Tensor]:
     """Make a call that transforms the filters, once if they are always the same."""
-    pad, groups, relu = op.pad, op.groups, op.relu
+    pad, groups = op.pad, op.groups
+    convolve = _winograd_operator if compiled else _winograd
     kept: list[Tensor] = []
 
-    def by_winograd(
-        x: Tensor, w: Tensor, b: Tensor | None = None, other: Tensor | None = None
-    ) -> Tensor:
-        if compiled:
-            return _finished(op, _winograd_operator(x, w, b, pad, groups, False), other)
+    def by_winograd(x: Tensor, w: Tensor, b: Tensor | None = None) -> Tensor:
+        if not fixed:
+            return convolve(x, w, b, pad, groups, False)
         from tandem.backend import winograd_loops  # imports numba
 
-        transformed = kept[0] if kept else winograd_loops.transform_filters(w, groups)
-        if fixed and not kept:
-            kept.append(transformed)
-        sizes = len(w), w.shape[2], pad
-        return winograd_loops.convolve(x, transformed, b, *sizes, relu, other)
+        if not kept:
+            kept.append(winograd_loops.transform_filters(w, groups))
+        return winograd_loops.convolve(x, kept[0], b, len(w), w.shape[2], pad)
 
     return by_winograd
 
 
-def _finished(op: Conv2d, y: Tensor, other: Tensor | None = None) -> Tensor:
-    """Add other images to a new tensor, and rectify it, where it is."""
-    if other is not None:
-        if other.shape != y.shape:
-            raise ValueError(f"{op}: the result is {[*y.shape]}, other is {[*other.shape]}")
-        y = y.add_(other) if y.dtype == other.dtype else y + other
-    return torch.relu_(y) if op.relu else y
-
-
-def _by_onednn(op: Conv2d, fixed: bool, direct: Callable[..., Tensor]) -> Callable[..., Tensor]:
-    """Make a call of what PyTorch's compiler uses; `fixed` filters are the same in all calls."""
+def _with_kept_filters(
+    op: Conv2d, shape: tuple[Any, ...], direct: Callable[..., Tensor]
+) -> Callable[..., Tensor]:
+    """Make a call that is always given the same filters, of those that PyTorch's compiler uses."""
+    _, channels, *taps = shape
+    # oneDNN may crash where a single tap is dilated, which means nothing.
+    dilation = [1 if tap == 1 else d for tap, d in zip(taps, op.dilation, strict=True)]
+    sizes = [*op.pad], [*op.stride], dilation, op.groups
     kept: list[Tensor] = []
-    pad, stride = [*op.pad], [*op.stride]
-    onednn = torch.ops.mkldnn._convolution_pointwise
 
-    def convolve(
-        x: Tensor, w: Tensor, b: Tensor | None = None, other: Tensor | None = None
-    ) -> Tensor:
-        images = [x] if other is None else [x, other]
-        last = all(v.is_contiguous(memory_format=torch.channels_last) for v in images)
-        if not (last and x.dtype == torch.float32 and x.numel() and _fits(op, x, w, b, other)):
-            return direct(x, w, b, other)
-        # oneDNN may crash where a single tap is dilated, which means nothing.
-        taps = zip(w.shape[2:], op.dilation, strict=True)
-        sizes = pad, stride, [1 if tap == 1 else d for tap, d in taps], op.groups
-        if fixed and not kept:
+    def convolve(x: Tensor, w: Tensor, b: Tensor | None = None) -> Tensor:
+        last = x.is_contiguous(memory_format=torch.channels_last)
+        fits = x.ndim == 4 and x.shape[1] == channels * op.groups
+        if x.dtype != torch.float32 or not (last and fits and x.numel()):
+            return direct(x, w, b)
+        if not kept:
             kept.append(torch.ops.mkldnn._reorder_convolution_weight(w, *sizes, [*x.shape]))
-        filters = kept[0] if fixed else w
-        if other is None:
-            return _finished(op, onednn(x, filters, b, *sizes, "none", [], ""))
-        added = onednn.binary(x, other, filters, b, *sizes, "add", 1.0, None, [], None)
-        return _finished(op, added)
+        return torch.ops.mkldnn._convolution_pointwise(x, kept[0], b, *sizes, "none", [], "")
 
     return convolve
-
-
-def _fits(op: Conv2d, x: Tensor, w: Tensor, b: Tensor | None, other: Tensor | None) -> bool:
-    """Return whether shapes fit each other; else PyTorch says what does not."""
-    divided = x.shape[1] == w.shape[1] * op.groups and len(w) % op.groups == 0
-    if not divided or (b is not None and len(b) != len(w)):
-        return False
-    reach = (d * (taps - 1) + 1 for d, taps in zip(op.dilation, w.shape[2:], strict=True))
-    area = [*map(count_windows, x.shape[2:], reach, op.stride, op.pad)]
-    return min(area) > 0 and (other is None or [*other.shape] == [len(x), len(w), *area])
 
 
 @lower.register(Conv2dInputGrad)

@@ -127,8 +127,6 @@ def pool_norm_gradient(op: Any, node: Apply, ranks: int) -> list[OpStrategy]:
 def convolution(op: ops.Conv2d, node: Apply, ranks: int) -> list[OpStrategy]:
     whole = Replicate()
     choices = [along(node, 0, whole=(1, 2))]
-    if op.relu:
-        return choices
     if op.groups == 1:
         choices.append(OpStrategy((whole, ROWS, ROWS), (CHANNELS,), apply_parts))
     choices += _by_group(op, node, ranks, (CHANNELS, ROWS, ROWS), CHANNELS)
