@@ -84,7 +84,8 @@ def draw(notes: Sequence[np.ndarray], path: Path) -> None:
             ax.plot(steps, rows[:, column], label=f"trainer {rank}", lw=1.2)
             ax.set_title(title)
             ax.set_xlabel("thousand steps")
-            ax.set_ylim(bottom=0)
+    for ax in axes:
+        ax.set_ylim(bottom=0)
     axes[1].legend(loc="lower right")
     figure.savefig(path, dpi=75)
     pyplot.close(figure)
