@@ -20,7 +20,7 @@ from tandem.backend.channels_last import by_pixel, empty, run
 Tensor = torch.Tensor
 
 _MOST_PARTS = 64  # of a group's lines
-_FEWEST_NUMBERS = 8192  # in a part, where there are several
+_FEWEST_NUMBERS = 8192  # in a part, where there are several; a tile at least
 _MOST_LANES = 128  # where a line has more than one pixel
 _TILE = 32  # lines
 
@@ -205,8 +205,9 @@ def _divided(batch: int, channels: int, area: int, rows: int, last: int) -> _Lin
     first = rows * np.arange(max(1, -(-batch // rows)), dtype=np.int64)
     end = np.minimum(first + rows, batch)
     bounds = area // pixels * np.stack([first, np.clip(last, first, end), end], axis=1)
+    of_part = max(_TILE * pixels, _FEWEST_NUMBERS // max(1, channels))
     parts = 1
-    while parts < _MOST_PARTS and 2 * parts * _FEWEST_NUMBERS <= min(rows, batch) * area * channels:
+    while parts < _MOST_PARTS and 2 * parts * of_part <= min(rows, batch) * area:
         parts *= 2
     return _Lines((batch * area // pixels, pixels * channels), bounds, parts)
 
