@@ -48,7 +48,8 @@ def _average(self: SharedMemoryAllReduce, vector: np.ndarray, shares: Sequence[f
     global _count
     _count += 1
     if _count % EVERY:
-        return _plain_average(self, vector, shares)
+        _plain_average(self, vector, shares)
+        return
     first, second = self._parts
     self._group.barrier()
     apart = float(np.abs(first - second).max())
@@ -60,7 +61,6 @@ def _average(self: SharedMemoryAllReduce, vector: np.ndarray, shares: Sequence[f
     megabytes = pages * os.sysconf("SC_PAGE_SIZE") / 1e6
     with Path(os.environ[NOTES], f"{self._group.rank}.txt").open("a") as notes:
         notes.write(f"{EVERY} {apart} {equal:d} {megabytes:.1f} {files}\n")
-    return None
 
 
 def _bytes_around(part: np.ndarray) -> np.ndarray:

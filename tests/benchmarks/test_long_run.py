@@ -55,3 +55,12 @@ def test_a_run_fails_where_its_trainers_differed(
     (tmp_path / "epoch-0001-step-000001.safetensors").touch()
     long_run.main(["data", str(tmp_path)])
     assert ["--resume_train" in command for command in commands] == [False, True]
+
+
+def test_averages_that_are_not_noted_are_made(monkeypatch: pytest.MonkeyPatch) -> None:
+    calls: list[Any] = []
+    monkeypatch.setattr(long_run, "_plain_average", lambda *operands: calls.append(operands))
+    monkeypatch.setattr(long_run, "_count", 0)
+    reduce: Any = object()
+    long_run._average(reduce, np.zeros(1), [0.5, 0.5])
+    assert calls == [(reduce, np.zeros(1), [0.5, 0.5])]
