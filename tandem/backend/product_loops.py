@@ -1,8 +1,9 @@
-"""Products of few rows with a matrix, by a loop that numba compiles.
+"""Products of few rows with a matrix, by loops that numba compiles.
 
 Such a product takes the time in which the matrix is read. Libraries first copy a part of it into
-their own order, which for a few rows takes as long again. The loop reads the rows of the matrix
-side by side, each from its beginning to its end, as processors fetch in advance.
+their own order, which for a few rows takes as long again. The first loop reads the rows of the
+matrix side by side, each from its beginning to its end, as processors fetch in advance. The second
+reads panels of few columns, into which a matrix that stays the same is brought once.
 """
 
 import numba
@@ -10,6 +11,7 @@ import numpy as np
 import torch
 
 from tandem.backend.channels_last import run
+from tandem.backend.vectors import COLUMNS, ROWS, add_products
 
 Tensor = torch.Tensor
 
@@ -50,3 +52,34 @@ def _multiply(x: np.ndarray, y: np.ndarray, out: np.ndarray, parts: int) -> None
             for row in range(len(x)):
                 for c in range(first, last):
                     out[row, c] += x[row, k] * y[k, c]
+
+
+def to_panels(y: Tensor) -> Tensor:
+    """Bring a matrix into panels: (panel, row, column), the last one's filled up with zeros."""
+    rows, columns = y.shape
+    padded = torch.nn.functional.pad(y, (0, -columns % COLUMNS))
+    return padded.view(rows, padded.shape[1] // COLUMNS, COLUMNS).transpose(0, 1).contiguous()
+
+
+def multiply_panels(x: Tensor, panels: Tensor, columns: int) -> Tensor:
+    """Multiply float32 (row, inner) with a matrix of so many columns, in panels."""
+    count, inner, wide = panels.shape
+    if x.shape[1] != inner:
+        raise ValueError(f"found {x.shape[1]} columns and {inner} rows, expected equal numbers")
+    padded = torch.nn.functional.pad(x, (0, 0, 0, -len(x) % ROWS)).contiguous()
+    sums = torch.empty(len(padded), count * wide)
+    run(_add_panels, padded.numpy(), panels.numpy(), sums.numpy())
+    return sums[: len(x), :columns].contiguous()
+
+
+def _add_panels(x: np.ndarray, panels: np.ndarray, sums: np.ndarray) -> None:
+    count, inner, _ = panels.shape
+    rows, wide = sums.shape
+    numbers, weights, results = x.reshape(-1), panels.reshape(-1), sums.reshape(-1)
+    for panel in numba.prange(count):
+        for row in range(0, rows, ROWS):
+            add_products(
+                results, row * wide + panel * COLUMNS, wide, False,
+                numbers, row * inner, inner,
+                weights, panel * inner * COLUMNS, (1, 1, inner), (0, 0, 1),
+            )  # fmt: skip

@@ -25,6 +25,8 @@ def _numbers_at_a_time(processor: str, features: str) -> int:
 VECTOR = _numbers_at_a_time(*cpu_target.target_context.codegen().magic_tuple()[1:])
 ROWS = 6 if VECTOR == 8 else 8  # of sums that `add_products` keeps in 16 or 32 registers
 COLUMNS = 2 * VECTOR
+_LINE = 16  # numbers of a line of the caches
+_AHEAD = 512  # numbers that are read into the first cache before their turn
 
 
 @intrinsic
@@ -49,7 +51,7 @@ def add_products(  # type: ignore[no-untyped-def]
     These are `ROWS` x `COLUMNS`. A row of sums begins at ``sums[into + row * down]``; they begin at
     0 unless `adds`. The positions begin at `start` and are reached by three nested loops, of
     `counts` and `steps`; g begins at `at` and has `COLUMNS` numbers for each position, one after
-    the other.
+    the other. What lies behind them in g is fetched in advance.
     """
 
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
@@ -79,6 +81,8 @@ def add_products(  # type: ignore[no-untyped-def]
             first = builder.load(number)
             second = builder.add(first, index(VECTOR))
             builder.store(builder.add(second, index(VECTOR)), number)
+            for line in range(0, COLUMNS, _LINE):
+                _prefetch(builder, element(7, builder.add(first, index(_AHEAD + line))))
             halves = [
                 builder.load(place(builder, element(7, each)), align=4) for each in (first, second)
             ]
@@ -120,6 +124,15 @@ def add_product(builder: Any, total: Any, a: Any, b: Any) -> Any:
     """``total + a b``, which may be one instruction, rounded once."""
     product = builder.fmul(a, b, flags=("contract",))
     return builder.fadd(total, product, flags=("contract",))
+
+
+def _prefetch(builder: Any, number: Any) -> None:
+    """Ask for a line of memory, whose address may be any."""
+    byte, flag = ir.IntType(8).as_pointer(), ir.IntType(32)
+    function = ir.FunctionType(ir.VoidType(), [byte, flag, flag, flag])
+    fetch = builder.module.declare_intrinsic("llvm.prefetch", [byte], function)
+    to_read, keep, data = (ir.Constant(flag, value) for value in (0, 3, 1))
+    builder.call(fetch, [builder.bitcast(number, byte), to_read, keep, data])
 
 
 def _spread(builder: Any, number: Any) -> Any:

@@ -27,7 +27,8 @@ from pytensor.tensor.linalg.summary import Det
 from tandem.backend import device_mode, device_shared, product_loops
 from tandem.backend.lowering import linalg, lower
 from tandem.backend.lowering.blockwise import core_lowering
-from tandem.backend.product_loops import multiply
+from tandem.backend.product_loops import multiply, multiply_panels, to_panels
+from tandem.backend.vectors import COLUMNS
 from tests.support.check_function import DEVICE, PLAIN_DEVICE, PYTHON
 from tests.support.linalg_cases import LINALG_CASES
 from tests.support.op_checks import symbols
@@ -223,49 +224,48 @@ def test_a_product_of_any_layouts(
     assert calls == ([(True, True)] if by_onednn else [])
 
 
-@pytest.mark.parametrize("least", [5, 9])
 @pytest.mark.parametrize("of_y", STRIDES)
 @pytest.mark.parametrize("precision", ["float32", "bfloat16"])
 def test_a_product_with_a_constant(
-    precision: Any, of_y: str, least: int, monkeypatch: pytest.MonkeyPatch
+    precision: Any, of_y: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(linalg, "_least_rows_kept", lambda: least)
-    kept = []
-    reorder = torch.ops.mkldnn._reorder_linear_weight
-    monkeypatch.setattr(
-        torch.ops.mkldnn, "_reorder_linear_weight", lambda *a: kept.append(a) or reorder(*a)
-    )
+    """It is brought into the order of the loop for few rows and of oneDNN for many, once each."""
+    calls: list[str] = []
+
+    def count(module: Any, name: str) -> None:
+        original = getattr(module, name)
+        monkeypatch.setattr(module, name, lambda *a: calls.append(name) or original(*a))
+
+    panels, reordered = "to_panels", "_reorder_linear_weight"
+    count(product_loops, panels)
+    count(torch.ops.mkldnn, reordered)
     y = strided(1701, 530, of_y)
     a = pt.fmatrix("a")
     function = pytensor.function([a], a @ pt.constant(y), mode=device_mode(precision=precision))
     rtol, atol = (1e-4, 1e-3) if precision == "float32" else (0.1, 2)
-    for rows in (6, 0, 1, 3, 80, 5):
+    single = precision == "float32"
+    for rows, orders in ((3, []), (5, [panels]), (0, [panels]), (16, [panels]), (1, [panels]),
+                         (80, [panels, reordered]), (17, [panels, reordered]),
+                         (4, [panels, reordered])):  # fmt: skip
         x = strided(rows, 1701, "whole")
         np.testing.assert_allclose(function(x), x.astype("float64") @ y, rtol, atol)
-        if rows == 6:
-            assert len(kept) == (precision == "float32" and rows >= least)
-    assert len(kept) == (precision == "float32")
-
-
-@pytest.mark.parametrize(("words", "rows"), [("avx avx2 fma", 9), ("avx avx2 avx512f avx512bw", 5)])
-def test_weights_are_kept_in_onednns_order_where_that_is_faster(
-    words: str, rows: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(linalg, "describe_processor", lambda: f"x86_64 AMD EPYC {words}")
-    assert linalg._least_rows_kept.__wrapped__() == rows
+        assert calls == (orders if single else []), rows
 
 
 @pytest.mark.parametrize("of_y", STRIDES)
 @pytest.mark.parametrize("threads", [1, 2])
+@pytest.mark.parametrize("amd", [False, True])
 def test_one_row_takes_several_threads(
-    threads: int, of_y: str, monkeypatch: pytest.MonkeyPatch
+    amd: bool, threads: int, of_y: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """MKL's product of one row does so but on AMD's processors."""
     calls = []
+    monkeypatch.setattr(linalg, "_is_slow_for_few_columns", lambda: amd)
     monkeypatch.setattr(product_loops, "multiply", lambda *a: calls.append(a) or multiply(*a))
     monkeypatch.setattr(torch, "get_num_threads", lambda: threads)
     x, y = strided(1, 2100, "whole"), strided(2100, 2000, of_y)
     np.testing.assert_allclose(product(x, y), x.astype("float64") @ y, 1e-4, 2e-3)
-    assert len(calls) == (threads > 1 and of_y == "whole")
+    assert len(calls) == (amd and threads > 1 and of_y == "whole")
 
 
 @pytest.mark.parametrize("inner", [0, 7, 8, 1701])
@@ -282,6 +282,17 @@ def test_a_product_of_few_rows_has_the_same_bits_with_any_number_of_threads(inne
     assert torch.equal(*found)
     with pytest.raises(ValueError, match=f"found {inner} columns and 1 rows"):
         multiply(x, y[:1] if inner else torch.zeros(1, 531))
+
+
+@pytest.mark.parametrize(("rows", "inner", "columns"), [(0, 3, 5), (1, 0, 40), (7, 513, 70)])
+def test_a_product_with_panels(rows: int, inner: int, columns: int) -> None:
+    x, y = (strided(*shape, "whole") for shape in ((rows, inner), (inner, columns)))
+    panels = to_panels(torch.from_numpy(y))
+    assert panels.shape == (-(-columns // COLUMNS), inner, COLUMNS)
+    found = multiply_panels(torch.from_numpy(x), panels, columns)
+    np.testing.assert_allclose(found, x.astype("float64") @ y, 1e-5, 1e-4)
+    with pytest.raises(ValueError, match=f"found 1 columns and {inner} rows"):
+        multiply_panels(torch.zeros(2, 1), panels, columns)
 
 
 def refuses(*arguments: Any) -> Any:

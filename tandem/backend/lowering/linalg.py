@@ -3,8 +3,9 @@
 On a CPU PyTorch multiplies matrices by MKL. On AMD's processors it leaves AVX-512 unused, so large
 products of float32 go by oneDNN, through an operator that PyTorch's compiler uses; and it is slow
 where a result has few columns, as that of a layer of ten classes, whose transpose is computed then.
-Few rows times a large matrix, as in inference, are left to a loop (one row, if there are several
-threads), unless the matrix is a constant, which is kept in oneDNN's order beside its own.
+Few rows times a large matrix, as in inference, are left to a loop (one row only where MKL takes one
+of several threads). A matrix that is a constant is kept beside its own order in a faster one: that
+of another loop, or for more rows oneDNN's.
 """
 
 from collections.abc import Callable
@@ -30,6 +31,7 @@ Tensor = torch.Tensor
 _LEAST_PRODUCTS = 1 << 22  # multiplications; below, oneDNN's overhead outweighs its gain
 _FEW_COLUMNS = range(2, 13)
 _FEW_ROWS, _MANY_COLUMNS = range(1, 9), 512
+_LEAST_ROWS_KEPT, _MOST_ROWS_OF_PANELS = 4, 16
 _ROWS_KEPT = 64  # for which oneDNN chooses the order of weights that are kept
 _LEAST_ROWS, _LEAST_NARROW_PRODUCTS = 64, 1 << 14
 
@@ -59,22 +61,21 @@ def product(node: Apply, device: torch.device, compiled: bool) -> Lowering:
     if kernel not in (torch.mm, _by_mkl) or dtype != torch.float32 or onednn is None:
         return lowering(kernel, into=lambda out, x, y: kernel(x, y, out=out))
 
-    kept: list[Tensor] | None = [] if isinstance(node.inputs[1], Constant) else None
+    kept = _Kept() if isinstance(node.inputs[1], Constant) else None
 
     def by_size(x: Tensor, y: Tensor) -> Tensor:
         # Operands may be bfloat16, for which PyTorch has kernels of its own.
         large = len(x) * y.numel() >= _LEAST_PRODUCTS
-        # Of one row MKL copies nothing, and takes one thread.
-        single = len(x) == 1 and (torch.get_num_threads() == 1 or not y.is_contiguous())
+        # Of one row MKL copies nothing, but takes one thread on AMD's processors.
+        alone = torch.get_num_threads() == 1 or not y.is_contiguous()
+        single = len(x) == 1 and (alone or not _is_slow_for_few_columns())
         # A transposed one would be copied.
         narrow = kernel is _by_mkl and y.shape[1] in _FEW_COLUMNS and not x.is_contiguous()
         fits = x.shape[1] == len(y)  # else PyTorch says what does not
         if not (large and fits) or single or narrow or x.dtype != torch.float32:
             return kernel(x, y)
-        if kept is not None and len(x) >= _least_rows_kept():
-            if not kept:
-                kept.append(torch.ops.mkldnn._reorder_linear_weight(y.t(), _ROWS_KEPT))
-            return torch.ops.mkldnn._linear_pointwise(x.contiguous(), kept[0], None, "none", [], "")
+        if kept is not None and len(x) >= _LEAST_ROWS_KEPT:
+            return kept.multiply(x, y)
         if len(x) in _FEW_ROWS and y.shape[1] >= _MANY_COLUMNS and y.is_contiguous():
             from tandem.backend.product_loops import multiply  # imports numba
 
@@ -85,10 +86,22 @@ def product(node: Apply, device: torch.device, compiled: bool) -> Lowering:
     return lowering(by_size, into=lambda out, x, y: kernel(x, y, out=out))
 
 
-@cache
-def _least_rows_kept() -> int:
-    """Rows from which a product with weights in oneDNN's order is faster than our loop."""
-    return 5 if "avx512f" in describe_processor().split() else 9
+class _Kept:
+    """Products with a matrix that is always the same, in the orders that were needed so far."""
+
+    panels: Tensor | None = None
+    reordered: Tensor | None = None
+
+    def multiply(self, x: Tensor, y: Tensor) -> Tensor:
+        if len(x) <= _MOST_ROWS_OF_PANELS:
+            from tandem.backend.product_loops import multiply_panels, to_panels  # imports numba
+
+            self.panels = to_panels(y) if self.panels is None else self.panels
+            return multiply_panels(x, self.panels, y.shape[1])
+        if self.reordered is None:
+            self.reordered = torch.ops.mkldnn._reorder_linear_weight(y.t(), _ROWS_KEPT)
+        linear = torch.ops.mkldnn._linear_pointwise
+        return linear(x.contiguous(), self.reordered, None, "none", [], "")
 
 
 @cache
