@@ -40,7 +40,8 @@ def logs_of(record: ValidationRecord, train: Sequence[TrainRecord]) -> dict[str,
     if train:
         logs["loss"] = _mean([each.loss for each in train], train)
         for name in train[0].metrics:
-            logs[name] = _mean([each.metrics[name] for each in train], train)
+            if all(name in each.metrics for each in train):  # also those before a resume
+                logs[name] = _mean([each.metrics[name] for each in train], train)
     if record.images:
         logs["val_loss"] = record.loss
         logs |= {f"val_{name}": value for name, value in record.metrics.items()}

@@ -30,7 +30,7 @@ class Sums:
     def __post_init__(self) -> None:
         for name in ("top1_errors", "top5_errors"):
             errors = self.values.get(name, 0)
-            if isinstance(errors, tuple) or not errors >= 0:
+            if isinstance(errors, tuple) or errors < 0:
                 raise ValueError(f"{name}: found {errors}, expected a number of pictures")
 
     def __add__(self, other: "Sums") -> "Sums":

@@ -170,6 +170,7 @@ _OF_THE_MACHINE = {
     "use_data_layer",
     "data_on_gpu",
     "restarts",
+    "min_trainers",
 } - {"batch_size"}
 
 

@@ -173,9 +173,9 @@ class UpdateRule(Section):
 
     @property
     def clips(self) -> str:
-        """The setting by which gradients are clipped; empty where they are not."""
+        """The setting by which gradients are clipped, or several; empty where they are not."""
         names = ("clip_norm", "clip_global_norm", "clip_value")
-        return next((name for name in names if getattr(self, name) is not None), "")
+        return " and ".join(name for name in names if getattr(self, name) is not None)
 
 
 @with_choices(LOSSES)

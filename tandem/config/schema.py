@@ -81,6 +81,11 @@ KERAS_SUFFIX, KERAS_APPLICATIONS = ".keras", "keras.applications:"
 """Ends, or begins, the name of a network that is a model of Keras."""
 
 
+def is_keras_model(network: str) -> bool:
+    """Test if a network is named as a model of Keras."""
+    return network.endswith(KERAS_SUFFIX) or network.startswith(KERAS_APPLICATIONS)
+
+
 def _network_name(value: str) -> str:
     if value.endswith(KERAS_SUFFIX):
         return value

@@ -1,6 +1,6 @@
 """Keras models from our checkpoints, and checkpoints from them; imports Keras.
 
-In a process of its own: python -m tandem.keras.loading model.keras model.safetensors '{}'
+In a process of its own: python -m tandem.keras.loading model.keras model.safetensors '{}' '{}'
 """
 
 import json
@@ -15,6 +15,7 @@ import keras
 
 from tandem.artifacts.checkpoint import Checkpoint, read_checkpoint, save_checkpoint
 from tandem.artifacts.run_folder import list_checkpoints
+from tandem.config.schema import KERAS_APPLICATIONS
 from tandem.errors import InputError
 from tandem.keras.compilation import check_model, without_keras
 from tandem.keras.graph import read_graph
@@ -23,8 +24,6 @@ from tandem.keras.weights import read_weights, write_weights
 from tandem.layers.network import KERAS_NETWORK, NetworkDescription, build_network
 from tandem.nested import plain
 from tandem.validation import shown
-
-APPLICATIONS = "keras.applications:"
 
 log = logging.getLogger(__name__)
 
@@ -71,11 +70,11 @@ def _check_modules(values: Any, path: Path, known: set[str]) -> None:
 
 def find_model(source: str, options: Mapping[str, Any]) -> Any:
     """A model of a ``.keras`` file, or of `keras.applications` by its name and arguments."""
-    if not source.startswith(APPLICATIONS):
+    if not source.startswith(KERAS_APPLICATIONS):
         if not Path(source).is_file():
             raise InputError(f"network: found no file {source}, expected a model of Keras")
         return keras.saving.load_model(source, compile=False)
-    name = source.removeprefix(APPLICATIONS)
+    name = source.removeprefix(KERAS_APPLICATIONS)
     make = getattr(keras.applications, name, None)
     if not callable(make):
         raise InputError(f"network: found no {name} in keras.applications")
@@ -85,8 +84,10 @@ def find_model(source: str, options: Mapping[str, Any]) -> Any:
         raise InputError(f"network_options: {name} cannot be made: {error}") from error
 
 
-def write_checkpoint(source: str, target: Path, options: Mapping[str, Any]) -> None:
-    """Convert a model of Keras, see `find_model`, to a checkpoint for the programs."""
+def write_checkpoint(
+    source: str, target: Path, options: Mapping[str, Any], conditions: Mapping[str, str] = {}
+) -> None:
+    """Convert a model of Keras, see `find_model`, to a checkpoint with such `conditions`."""
     model = find_model(source, options)
     check_model(model)
     (first, *others), outputs = model.inputs, model.outputs
@@ -99,7 +100,13 @@ def write_checkpoint(source: str, target: Path, options: Mapping[str, Any]) -> N
     )
     values["output"] = network.own_activation[0]  # type: ignore[attr-defined]
     described = NetworkDescription(side, classes, 1.0, network=KERAS_NETWORK, options=values)
-    checkpoint = Checkpoint(read_weights(model), {}, described, untrained=untrained(model))
+    checkpoint = Checkpoint(
+        read_weights(model),
+        {},
+        described,
+        conditions=dict(conditions),
+        untrained=untrained(model),
+    )
     save_checkpoint(target, checkpoint)
     log.info("wrote %s: %s, %d parameters", target, model.name, model.count_params())
 
@@ -118,10 +125,10 @@ def write_keras(source: Path, target: Path) -> None:
     log.info("wrote %s", target)
 
 
-def main(source: str, target: str, options: str) -> int:
+def main(source: str, target: str, options: str, conditions: str) -> int:
     """Convert a model to a checkpoint; a sentence to standard error says what cannot be."""
     try:
-        write_checkpoint(source, Path(target), json.loads(options))
+        write_checkpoint(source, Path(target), json.loads(options), json.loads(conditions))
     except InputError as error:
         sys.stderr.write(f"{error}\n")
         return 2

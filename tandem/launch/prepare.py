@@ -26,7 +26,7 @@ from tandem.artifacts.run_folder import (
 from tandem.config.fields import flag
 from tandem.config.hardware import RankInfo
 from tandem.config.resolve import resolve
-from tandem.config.schema import Config, Data, Output, Workers
+from tandem.config.schema import Config, Data, Output, Workers, is_keras_model
 from tandem.data.colour import Basis, read_basis
 from tandem.data.dataset import open_split
 from tandem.data.manifest import ArrayManifest, Manifest, read_any_manifest
@@ -133,7 +133,8 @@ def prepare_run(
 
 def _with_graph(config: Config, found: NetworkDescription) -> Config:
     """The settings with the graph of a checkpoint, where they name no network of their own."""
-    if found.network != KERAS_NETWORK or config.network != ALEXNET or own_code(found.options):
+    is_own = config.network != ALEXNET and not is_keras_model(config.network)
+    if found.network != KERAS_NETWORK or is_own or own_code(found.options):
         return config
     changes = {"network": found.network, "network_options": dict(found.options)}
     sizes = {"crop_size": found.crop_size or config.crop_size, "width": found.width}

@@ -65,7 +65,7 @@ def execute_training(
         What continues a run that has failed, for the log.
     """
     callbacks = callbacks or Callbacks()
-    config = with_keras_model(config)
+    config = with_keras_model(config, config.weights_path)
     try:
         outcome = _execute_training(config, lock, launcher, callbacks, make_reporter, adapt)
     except BaseException as error:

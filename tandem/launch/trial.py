@@ -26,6 +26,7 @@ from tandem.data.order import minibatch_count
 from tandem.distributed import RULES
 from tandem.errors import InputError
 from tandem.files import existing_folder, free_bytes
+from tandem.launch.keras_models import with_keras_model
 from tandem.launch.local import Launcher
 from tandem.launch.prepare import prepare_run
 from tandem.launch.programs import announce, begin
@@ -50,6 +51,13 @@ def run_trial(config: Config, launcher: Launcher) -> int:
     Nothing is written to its folder. Raises InputError, as for the run itself, if something cannot
     be used, or if there is too little space for its checkpoints.
     """
+    # Between its two runs, which are stopped by signals in good order, nothing else notices one.
+    stops = exits_at(signal.SIGTERM, signal.SIGHUP)
+    with stops, tempfile.TemporaryDirectory() as folder:
+        return _run_trial(with_keras_model(config, Path(folder)), launcher)
+
+
+def _run_trial(config: Config, launcher: Launcher) -> int:
     began = begin()
     spec = replace(prepare_run(config, ranks=launcher.ranks), begun=began)
     if spec.is_complete:
@@ -57,11 +65,7 @@ def run_trial(config: Config, launcher: Launcher) -> int:
         return 0
     announce(spec)
     first, again = TrialReporter(spec), TrialReporter(spec)
-    # Between its two runs, which are stopped by signals in good order, nothing else notices one.
-    with (
-        exits_at(signal.SIGTERM, signal.SIGHUP),
-        _folder_beside(spec.config.weights_path) as folder,
-    ):
+    with _folder_beside(spec.config.weights_path) as folder:
         trial = _trial_of(spec, folder)
         log.info("trial: %d epochs of %d steps", _EPOCHS, trial.steps("train"))
         if status := _run_first(trial, launcher, first):
@@ -251,6 +255,8 @@ def _trial_of(spec: RunSpec, folder: Path) -> RunSpec:
         "keep_snapshots": "all",
         "print_freq": trial.steps("train"),
         "trace": "off",
+        "csv_file": None,
+        "tensorboard_dir": None,
     }
     if spec.resumed is not None:
         changes["init_weights_skip"] = ()

@@ -1,5 +1,6 @@
 """A trainer's parameters, gradients, sums and kept data as variables of graphs."""
 
+import math
 from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 from typing import Any, Literal, NamedTuple
@@ -18,6 +19,7 @@ from tandem.training.graphs import GRADIENT, counts_errors
 
 Variables = dict[str, DeviceSharedVariable]
 SumName = Literal["train", "validation", "last"]
+_UNKNOWN = -(1 << 62)  # a count, to which others are added
 
 
 class Placed(NamedTuple):
@@ -159,6 +161,10 @@ class NetworkVariables:
         found = {key: v.get_value().tolist() for key, v in self.sums[name].items()}
         images, loss = found.pop("images"), found.pop("loss")
         values = {n: tuple(v) if isinstance(v, list) else v for n, v in found.items()}
+        for key, value in values.items():
+            uncounted = name == "train" and images and not self._config.print_train_error
+            if uncounted or (isinstance(value, int) and value < 0):
+                values[key] = math.nan
         return Sums(images, loss, values)
 
     def put_sums(self, name: SumName, sums: Sums) -> None:
@@ -167,8 +173,10 @@ class NetworkVariables:
         for key, variable in self.sums[name].items():
             shape, dtype = variable.type.shape, variable.dtype
             value = np.asarray(given.get(key, np.nan if sums.images else 0))
-            if value.shape != shape or (dtype == "int64" and not np.isfinite(value)):
-                value = np.full(shape, np.nan if sums.images and dtype == "float64" else 0)
+            if value.shape != shape:
+                value = np.full(shape, np.nan if sums.images else 0)
+            if dtype == "int64" and not np.isfinite(value):
+                value = np.asarray(_UNKNOWN)
             variable.set_value(value.astype(dtype))
 
 

@@ -244,12 +244,33 @@ def test_sums_of_metrics_that_a_checkpoint_lacks_are_not_known() -> None:
     model = build(metrics=("accuracy", "recall"))
     model.put_sums("train", Sums(5, 0.5, {"top1_errors": 2, "class_right": (1.0,)}))
     found = model.read_sums("train")
-    assert (found.images, found.values["top1_errors"], found.values["top5_errors"]) == (5, 2, 0)
-    for name in ("top1_right", "class_right", "class_labelled"):
+    assert (found.images, found.values["top1_errors"]) == (5, 2)
+    for name in ("top5_errors", "top1_right", "class_right", "class_labelled"):
         assert np.isnan(found.values[name]).all()
     model.put_sums("train", found)
     model.put_sums("train", Sums())
     assert not any(np.any(value) for value in model.read_sums("train").values.values())
+
+
+def test_errors_of_before_they_were_counted_are_not_known() -> None:
+    silent = build(print_train_error=False, metrics=("recall",))
+    assert not any(np.any(value) for value in silent.read_sums("train").values.values())
+    silent.compute_gradients(slot_of(3), 0)
+    silent.update(0.01)
+    sums = silent.read_sums("train")
+    assert all(np.isnan(value) for value in sums.values.values())
+    model = build(metrics=("recall",))
+    model.put_sums("train", sums)
+    model.compute_gradients(slot_of(3), 0)
+    model.update(0.01)
+    found = model.read_sums("train")
+    assert found.images == 6
+    assert np.isnan([found.error(1), found.error(5)]).all()
+    assert np.isnan((sums + Sums(1, 0.1, {"top1_errors": 1})).error(1))
+    model.take_sums("train")
+    model.compute_gradients(slot_of(3), 0)
+    model.update(0.01)
+    assert 0 <= model.read_sums("train").error(1) <= 1
 
 
 class OwnCost(AlexNet):
