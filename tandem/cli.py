@@ -130,7 +130,7 @@ class CommandLine:
     def _named(self, name: str) -> Path:
         """The file of settings that ``--config`` names: a path, or else a recipe."""
         path = Path(name)
-        if self.recipes is None or path.name != name or path.suffix or path.exists():
+        if self.recipes is None or path.name != name or path.suffix or path.is_file():
             return path
         known = sorted(recipe.stem for recipe in self.recipes.glob("*.yaml"))
         if name not in known:

@@ -1,6 +1,7 @@
 """Files that are written whole or not at all, and folders."""
 
 import contextlib
+import errno
 import fcntl
 import json
 import os
@@ -38,6 +39,9 @@ def replacing(path: Path) -> Iterator[Path]:
         finally:
             partial.unlink(missing_ok=True)
     except OSError as error:
+        if error.errno is None and "requested and" in str(error):  # NumPy's, of a short write
+            text = f"{error} bytes: is the disk full?"
+            raise OSError(errno.ENOSPC, text, str(path)) from error
         # An error of a full disk has no file name, and others that of the temporary file.
         named = "" if error.filename is None else Path(str(error.filename)).name
         if error.errno is not None and (not named or named.startswith(prefix)):

@@ -145,6 +145,10 @@ def read_pictures(options: LookOptions, manifest: Manifest) -> Pictures:
         if len(labels) >= options.count:
             break
     builder.close()
+    if not crops:
+        raise InputError(
+            f"--split: found no {options.split} pictures in {config.manifest_path}, expected some"
+        )
     most = options.count
     return Pictures(np.stack(crops[:most]), labels[:most], indices[:most])
 

@@ -61,7 +61,7 @@ class _Rule:
     def init(
         self,
         devices: Sequence[str],
-        modelfile: str = "alex_net",
+        modelfile: str | None = None,
         modelclass: str = "AlexNet",
         **settings: Any,
     ) -> Self:
@@ -72,8 +72,9 @@ class _Rule:
         devices : sequence of str
             Such as ``["cpu", "cpu"]`` or ``["cuda:0", "cuda:1"]``; ``cuda0`` is ``cuda:0``.
         modelfile, modelclass : str
-            Module and class of the network. One of Theano-MPI's, such as ``theanompi.models`` and
-            ``AlexNet``, is ours of that name, with the settings of its recipe.
+            Module and class of the network; by default that of the configuration. One of
+            Theano-MPI's, such as ``theanompi.models`` and ``AlexNet``, is ours of that name, with
+            the settings of its recipe.
         **settings
             Further settings of ``config.yaml``, such as ``n_epochs=3``.
 
@@ -85,12 +86,14 @@ class _Rule:
         """
         if self._process is not None:
             raise InputError("the run before has not ended; expected wait or stop before init")
-        base, network = self._config or {}, f"{modelfile}:{modelclass}"
-        if modelfile.partition(".")[0] == "theanompi":
-            network, recipe = _ours(modelclass)
-            base = given_values(RECIPES / f"{recipe}.yaml", given_values(base, {}))
+        base = self._config or {}
         devices = [_DEVICE.sub(r"cuda:\1", device) for device in devices]
-        own = {"network": network, "devices": devices, "rule": self.name}
+        own: dict[str, Any] = {"devices": devices, "rule": self.name}
+        if modelfile is not None:
+            own["network"] = f"{modelfile}:{modelclass}"
+            if modelfile.partition(".")[0] == "theanompi":
+                own["network"], recipe = _ours(modelclass)
+                base = given_values(RECIPES / f"{recipe}.yaml", given_values(base, {}))
         if self.sync_type is not None:
             own["exchange"] = _EXCHANGES.get(self.sync_type, self.sync_type)
         own |= settings

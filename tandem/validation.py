@@ -12,6 +12,7 @@ import json
 from collections.abc import Hashable, Iterable, Mapping, Sequence, Sized
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar, cast, get_args
+from unicodedata import category
 
 import numpy as np
 import yaml
@@ -121,6 +122,11 @@ def shown(value: Any, quoted: bool = True) -> str:
     except (RecursionError, ValueError):
         return f"a {type(value).__name__} that is nested too deeply"
     return text if len(text) <= _LONGEST else f"{text[: _LONGEST - 3]}..."
+
+
+def is_printable(name: str) -> bool:
+    """Test if all characters of a name print in one line; spaces of any kind do."""
+    return name.isprintable() or all(c.isprintable() or category(c) == "Zs" for c in name)
 
 
 def printable(name: str) -> str:

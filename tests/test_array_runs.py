@@ -301,10 +301,22 @@ def test_what_arrays_cannot_have_is_refused(tmp_path: Path) -> None:
     assert spec.config.mean_file is None
     assert (spec.classes, spec.wnids, spec.description.crop_size) == (1, None, None)
     assert "rand_colour: found 0.1, expected 0" in refusal({**own, "rand_colour": 0.1})
-    for key, value in (("lr_policy", "plateau"), ("stop_patience", 3), ("stop_at", 0.1)):
+    for key, value in (
+        ("lr_policy", "plateau"), ("lr_policy", "auto"), ("stop_patience", 3), ("stop_at", 0.1)
+    ):  # fmt: skip
         message = refusal({**own, key: value})
         assert f"{key}: found {value}" in message
         assert "no validation rows in" in message
+    data_of(tmp_path / "whole", "vectors", "numbers")
+    whole = {**own, "data_folder": str(tmp_path / "whole")}
+    assert prepare_run(make_config({**whole, "lr_policy": "plateau", "stop_patience": 3}))
+    for changes, name in (
+        ({"lr_policy": "auto"}, "lr_policy: auto"),
+        ({"lr_policy": "plateau", "lr_monitor": "top1_error"}, "lr_monitor: top1_error"),
+        ({"stop_patience": 3, "stop_monitor": "top5_error"}, "stop_monitor: top5_error"),
+    ):
+        message = refusal({**whole, **changes})
+        assert message.startswith(f"{name} follows an error of classes")
     assert "metrics: found accuracy, which is of classes" in refusal(
         {**own, "metrics": ["accuracy", "mae"]}
     )

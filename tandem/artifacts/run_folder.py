@@ -137,7 +137,8 @@ def best_of(paths: Sequence[Path], config: Config, history: History) -> Path | N
 
     That is, of those written after a whole epoch, the first with the best value. Where
     `stop_patience` looks at the same value, it is the one that its epochs are counted from: each
-    is better by `stop_delta` than the one before, and the first are left out.
+    is better by `stop_delta` than the one before, and the first are left out. Where targets are no
+    classes there is no top-1 error, and the validation's loss decides in its place.
 
     Parameters
     ----------
@@ -149,6 +150,8 @@ def best_of(paths: Sequence[Path], config: Config, history: History) -> Path | N
     name, delta, first = config.keep_monitor, 0.0, 1
     if config.stop_patience and config.stop_monitor == name:
         delta, first = config.stop_delta, config.stop_from_epoch + 1
+    if name == "top1_error" and all(math.isnan(e.get(name, math.nan)) for e in history):
+        name = "validation_loss"
     best, value = None, worst(name)
     for path in paths:
         epoch, step = _position(path) or (0, 0)

@@ -14,10 +14,9 @@ import json
 import logging
 import os
 import sys
-from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict
-from itertools import islice
+from itertools import chain, count, islice
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -55,7 +54,7 @@ class ClassifyOptions(Options):
     pictures: tuple[str, ...] = option(
         ..., "files and folders, or - for the standard input", "files or folders", "arguments"
     )
-    weights: str = option(..., "checkpoint, or folder of a run", "a path", "text", min_length=1)
+    weights: PathOption = option(..., "checkpoint, or folder of a run", "a path", "text")
     mean: str | None = option(
         None, "mean image, .npy (default: that of the run's data set)", "a file", "text"
     )
@@ -143,7 +142,7 @@ class _Report:
 
     def __init__(self, as_json: bool) -> None:
         self._as_json = as_json
-        self._drawn: Counter[str] = Counter()  # drawings by the names of their pictures
+        self._drawn: set[str] = set()  # names of drawings
         self.bad = 0
 
     def name(self, picture: str, guesses: "Sequence[Guess]") -> None:
@@ -158,9 +157,10 @@ class _Report:
     def drawing(self, folder: Path, picture: str) -> Path:
         """Return the path of a picture's drawing, another one for each."""
         stem = "stdin" if picture == STDIN else Path(picture).stem
-        self._drawn[stem] += 1
-        again = f"-{self._drawn[stem]}" if self._drawn[stem] > 1 else ""
-        return folder / f"{stem}{again}.png"
+        names = chain([stem], (f"{stem}-{number}" for number in count(2)))
+        name = next(name for name in names if name not in self._drawn)
+        self._drawn.add(name)
+        return folder / f"{name}.png"
 
     def refuse(self, picture: str, reason: str) -> None:
         self.bad += 1

@@ -117,7 +117,9 @@ def check_settings(config: Config) -> None:
     if config.min_trainers is not None:
         _check_fewer(config, divided)
     if " " in config.clips:
-        raise InputError(f"{config.clips} are set, expected one of them: gradients are clipped once")
+        raise InputError(
+            f"{config.clips} are set, expected one of them: gradients are clipped once"
+        )
     if config.clips and (divided or config.exchange != "gradients"):
         found = divided or f"exchange is {config.exchange}"
         raise InputError(

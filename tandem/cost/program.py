@@ -124,6 +124,8 @@ def work(options: CostOptions) -> None:
         raise InputError(
             f"--output: found {options.output}, expected a file whose name ends .png, .svg or .pdf"
         )
+    if options.as_json and options.layers:
+        raise InputError("--layers is a table, and --json has none; expected one of them")
     report = Report.of(options)
     sys.stdout.write(report.as_json() if options.as_json else report.text(options.layers))
     if options.output is not None:

@@ -23,7 +23,7 @@ Resample = Callable[[Image.Image | np.ndarray, int, Box | None], np.ndarray]
 _FORMATS = ("JPEG", "PNG", "GIF", "BMP", "WEBP")
 
 # Suffixes of files that are listed as pictures, in lower case.
-PICTURE_SUFFIXES = frozenset((".jpeg", ".jpg", ".png", ".gif", ".bmp", ".webp"))
+PICTURE_SUFFIXES = frozenset((".jpeg", ".jpg", ".jpe", ".jfif", ".png", ".gif", ".bmp", ".webp"))
 
 
 MOST_PICTURE_BYTES = 64 << 20

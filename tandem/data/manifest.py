@@ -20,7 +20,7 @@ from tandem.data.safe_io import read_bytes
 from tandem.errors import InputError
 from tandem.files import write_text
 from tandem.memory import CLASS_LABEL, PICTURE_DTYPE, RowType
-from tandem.validation import read_json, shown, validated
+from tandem.validation import is_printable, read_json, shown, validated
 
 if TYPE_CHECKING:
     from tandem.data.dataset import StoredPictures
@@ -40,7 +40,7 @@ _MOST_ROW_BYTES = 1 << 32
 def _printable(names: tuple[str, ...]) -> tuple[str, ...]:
     for name in names:
         # Half a surrogate or a zero byte is in no path, and a line of train.txt is one name.
-        if not name.isprintable():
+        if not is_printable(name):
             raise ValueError(f"found {name!a:.80}, expected printable characters")
     return names
 

@@ -23,6 +23,9 @@ SHAPES = {
 }
 
 
+_EXPECTED = "x_train, y_train, x_test and y_test, or x and y"
+
+
 def read(path: Path) -> Data:
     """Read ``x_train``, ``y_train``, ``x_test`` and ``y_test``, or ``x`` and ``y``.
 
@@ -34,10 +37,16 @@ def read(path: Path) -> Data:
         first, second = ("x", "y") if "x" in members else ("x_train", "y_train")
         has_test = first == "x_train" and ("x_test" in members or "y_test" in members)
         wanted = [first, second, *(("x_test", "y_test") if has_test else ())]
+        unused = [n for n in members if n not in wanted and n.partition("_")[0] in ("x", "y")]
+        if unused:
+            raise InputError(
+                f"{path}: found {listed(sorted(members))}, of which {listed(sorted(unused))} would"
+                f" be left out; expected {_EXPECTED}"
+            )
         if missing := [name for name in wanted if name not in members]:
             raise InputError(
                 f"{path}: found {listed(sorted(members))}, without {listed(missing)}, expected"
-                " x_train, y_train, x_test and y_test, or x and y"
+                f" {_EXPECTED}"
             )
         found = {name: _read_member(archive, members[name], path) for name in wanted}
     train = _pair(found[first], found[second], path, first, second)

@@ -118,6 +118,8 @@ class _Pictures:
         wnid, _, name = rest.partition("/")
         if split not in _SPLITS or not name or Path(name).suffix.lower() not in self._suffixes:
             return
+        if name.startswith("."):  # as archives of macOS have beside each file
+            return
         classes = CLASSES["cifar10"]
         where = f"{self._source}: {printable(entry.name)}"
         if wnid not in classes:
@@ -133,7 +135,13 @@ class _Pictures:
             pixels = self._decode(entry.read(), _SIDE)
         except BadPictureError as error:
             raise InputError(f"{where}: cannot be decoded: {error}") from None
-        self.found[_SPLITS[split], classes.index(wnid), name] = pixels
+        key = _SPLITS[split], classes.index(wnid), name
+        if key in self.found:
+            raise InputError(
+                f"{where}: found two pictures of a class with this name, expected one archive or"
+                " folder with train/<class>/ and test/<class>/"
+            )
+        self.found[key] = pixels
 
     def arrays(self) -> Data:
         """The pictures of both splits, each in an order that depends on their number alone."""

@@ -19,7 +19,7 @@ from typing import Any
 from tandem.artifacts.metrics_log import Record, ValidationRecord, read_records
 from tandem.artifacts.run_folder import RECORD, list_checkpoints
 from tandem.artifacts.run_lock import locked
-from tandem.cli import file_beside
+from tandem.cli import file_beside, to_path
 from tandem.config.command_line import ANSWERS, DEFAULT_FILE, read_run_settings
 from tandem.config.schema import Config
 from tandem.errors import InputError, RunError
@@ -89,7 +89,9 @@ def validate(
     """
     source = file_beside(weights, DEFAULT_FILE.name) if config is None else None
     settings = checked(config if source is None else read_run_settings(source), overrides, source)
-    outcome, record = execute_validation(Path(weights), settings, _launcher(), ten_crops)
+    outcome, record = execute_validation(
+        Path(to_path(os.fspath(weights))), settings, _launcher(), ten_crops
+    )
     raise_failure(outcome)
     if record is None:
         raise RunError("the validation has ended without a result")

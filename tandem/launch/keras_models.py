@@ -63,9 +63,7 @@ def _origin(name: str, options: dict[str, Any]) -> str | None:
     return hashlib.sha256(path.read_bytes()).hexdigest() if path.is_file() else None
 
 
-def _convert(
-    name: str, target: Path, options: dict[str, Any], conditions: dict[str, str]
-) -> None:
+def _convert(name: str, target: Path, options: dict[str, Any], conditions: dict[str, str]) -> None:
     if importlib.util.find_spec("keras") is None:
         raise InputError(f"network: {name} needs Keras: pip install 'tandem-train[keras]'")
     make_folder(target.parent)

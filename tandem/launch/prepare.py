@@ -32,8 +32,10 @@ from tandem.data.dataset import open_split
 from tandem.data.manifest import ArrayManifest, Manifest, read_any_manifest
 from tandem.data.mean_image import read_mean
 from tandem.errors import InputError
+from tandem.files import existing_folder
 from tandem.launch.callbacks import find_callbacks
-from tandem.layers.choices import OwnMetric, metrics_of
+from tandem.layers.choices import LOSSES, OwnMetric, metrics_of
+from tandem.layers.monitored import ERRORS
 from tandem.layers.network import (
     ALEXNET,
     KERAS_NETWORK,
@@ -182,7 +184,7 @@ def _check_data(spec: RunSpec) -> None:
     if spec.validation.size:
         return
     needing = {
-        "lr_policy": config.lr_policy == "plateau",
+        "lr_policy": config.lr_policy in ("plateau", "auto"),
         "stop_patience": config.stop_patience > 0,
         "stop_at": config.stop_at is not None,
     }
@@ -213,6 +215,7 @@ def _check_minibatch(spec: RunSpec) -> None:
 def _check_metrics(spec: RunSpec) -> None:
     """Refuse a metric of classes of targets with one value, and a function that is not there."""
     has_classes = spec.train.target == CLASS_LABEL or spec.classes > 1
+    _check_followed(spec.config, spec.train.target == CLASS_LABEL, spec.classes)
     for metric in metrics_of(spec.config.metrics):
         if isinstance(metric, OwnMetric):
             metric.find()
@@ -221,6 +224,24 @@ def _check_metrics(spec: RunSpec) -> None:
                 f"metrics: found {metric.name}, which is of classes, and targets of one value;"
                 " expected one of outputs, such as binary_accuracy or mae"
             )
+
+
+def _check_followed(config: Config, has_labels: bool, classes: int) -> None:
+    """Refuse that a rate or the end of training follows errors of targets that are no classes."""
+    settings = dict(config)
+    if has_labels or (classes > 1 and LOSSES.chosen(settings).of_classes):
+        return
+    follows = {
+        "lr_monitor": config.lr_policy == "plateau",
+        "stop_monitor": config.stop_patience > 0 or config.stop_at is not None,
+    }
+    followed = [f"{n}: {settings[n]}" for n in follows if follows[n] and settings[n] in ERRORS[1:]]
+    followed += ["lr_policy: auto"] * (config.lr_policy == "auto")
+    if followed:
+        raise InputError(
+            f"{followed[0]} follows an error of classes, and the targets are none with loss: "
+            f"{config.loss}; expected validation_loss or one of metrics"
+        )
 
 
 def check_crop_size(config: Config, manifest: Manifest) -> None:
@@ -257,11 +278,17 @@ def _checkpoint_to_resume(config: Config) -> Path | None:
 def _check_run_folder(config: Config, resumed: Path | None) -> None:
     """Refuse a folder that is not writable, or that holds what the run would overwrite."""
     folder = config.weights_path
-    existing = next(path for path in (folder, *folder.absolute().parents) if path.exists())
-    if not existing.is_dir():
-        raise InputError(f"weights_dir {folder}: {existing} is a file, not a folder")
-    if not os.access(existing, os.W_OK | os.X_OK):
-        raise InputError(f"weights_dir {folder}: {existing} is not writable")
+    written = {"weights_dir": folder}
+    if config.csv_file:
+        written["csv_file"] = Path(config.csv_file).parent
+    if config.tensorboard and config.tensorboard_dir:
+        written["tensorboard_dir"] = Path(config.tensorboard_dir)
+    for name, into in written.items():
+        existing = existing_folder(into)
+        if not existing.is_dir():
+            raise InputError(f"{name} {into}: {existing} is a file, not a folder")
+        if not os.access(existing, os.W_OK | os.X_OK):
+            raise InputError(f"{name} {into}: {existing} is not writable")
     checkpoints = list_checkpoints(folder)
     if config.resume_train:
         # Those after the latest sound one are damaged; the run will set them aside.

@@ -8,7 +8,7 @@ file: a folder without one holds nothing, and one with it everything that it nam
 import hashlib
 import importlib.metadata
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager
+from contextlib import contextmanager
 from math import floor, prod
 from numbers import Real
 from pathlib import Path
@@ -41,7 +41,7 @@ from tandem.preprocessing.batches import batch_name
 from tandem.preprocessing.border import inside, mean_colour
 from tandem.preprocessing.prepare import MEAN_NAME, mean_of
 from tandem.preprocessing.progress import PROGRESS_NAME
-from tandem.validation import listed, shown, shown_size
+from tandem.validation import is_printable, listed, shown, shown_size
 
 FILE_NBYTES = 64 << 20  # of a batch file, unless a single row is larger
 _MOST_CLASSES = 1 << 20
@@ -280,9 +280,10 @@ def _class_labels(given: dict[str, Arrays]) -> dict[str, npt.NDArray[np.int64]]:
             raise InputError(
                 f"y: found {y.dtype} {y.shape}, expected integers (n,), classes from 0"
             )
-        if y.min() < 0 or int(y.max()) >= 1 << 31:
+        if y.min() < 0 or int(y.max()) >= _MOST_CLASSES:
             raise InputError(
-                f"y: found labels from {y.min()} to {y.max()}, expected classes from 0"
+                f"y: found labels from {y.min()} to {y.max()}, expected classes from 0 to at most "
+                f"{_MOST_CLASSES - 1}; integers that are no classes have to be float32"
             )
         labels[split] = y.astype(np.int64)
     return labels
@@ -294,7 +295,7 @@ def _class_names(
     most = max(int(y.max(initial=0)) for y in labels.values())
     if names is None:
         return tuple(map(str, range(most + 1)))
-    fit = all(isinstance(name, str) and name.isprintable() for name in names)
+    fit = all(isinstance(name, str) and is_printable(name) for name in names)
     if len(set(names)) != len(names) or not fit:
         found = listed([ascii(name) for name in names])
         raise InputError(f"class_names: found {found}, expected printable names, each once")
@@ -344,8 +345,12 @@ def _finite(name: str, values: npt.NDArray[Any], part: slice) -> npt.NDArray[np.
 # Files
 
 
-def _new(folder: Path, nbytes: int) -> AbstractContextManager[None]:
-    """Make a folder for a data set of `nbytes`; return its lock."""
+@contextmanager
+def _new(folder: Path, nbytes: int) -> Iterator[None]:
+    """Make a folder for a data set of `nbytes`, and hold its lock.
+
+    Raises InputError where it cannot be written.
+    """
     for name in (MANIFEST_NAME, PROGRESS_NAME):
         if (folder / name).exists():
             raise InputError(
@@ -359,7 +364,13 @@ def _new(folder: Path, nbytes: int) -> AbstractContextManager[None]:
         raise InputError(
             f"{folder}: found {shown_size(free)} free, expected {shown_size(nbytes)} for the arrays"
         )
-    return locked(folder)
+    try:
+        with locked(folder):
+            yield
+    except OSError as error:
+        raise InputError(
+            f"{error.filename or folder}: cannot be written: {error.strerror or error}"
+        ) from error
 
 
 def _write_split(
@@ -367,15 +378,10 @@ def _write_split(
 ) -> tuple[str, ...]:
     """Write a batch file of each chunk, and the labels; return the files' names."""
     files = []
-    try:
-        for number, chunk in enumerate(chunks):
-            files.append(batch_name(split, number))
-            write_rows(folder / files[-1], chunk)
-        write_array(folder / labels_name(split), labels)
-    except OSError as error:
-        raise InputError(
-            f"{error.filename or folder}: cannot be written: {error.strerror or error}"
-        ) from error
+    for number, chunk in enumerate(chunks):
+        files.append(batch_name(split, number))
+        write_rows(folder / files[-1], chunk)
+    write_array(folder / labels_name(split), labels)
     return tuple(files)
 
 

@@ -21,6 +21,7 @@ from tandem.preprocessing.listed import Listed
 from tandem.preprocessing.pool import CHUNK, DecodePool, Task
 from tandem.preprocessing.progress import Progress, Skipped, SplitProgress, save_progress
 from tandem.preprocessing.report import Report
+from tandem.validation import is_printable
 
 
 def batch_name(split: str, number: int) -> str:
@@ -148,7 +149,7 @@ class SplitWriter:
 
     def _collect(self, task: Task, future: "Future[list[str | None]]") -> None:
         for slot, reason in zip(task.slots, future.result(), strict=True):
-            if not self._listed.pictures[self._collected].isprintable():
+            if not is_printable(self._listed.pictures[self._collected]):
                 # A line of the manifest's lists is one name, in UTF-8.
                 reason = "its name is not printable in UTF-8"
             if reason is None:

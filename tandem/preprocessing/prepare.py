@@ -134,6 +134,7 @@ def _finish(settings: Settings, listing: Listing, progress: Progress, report: Re
     kept = {name: _kept(listing.splits[name], report.skipped_positions(name)) for name in SPLITS}
     for listed in kept.values():
         if not listed.pictures:
+            report.write_skipped()
             for folder in _batch_folders(settings.tar_root_dir):  # nothing can continue with them
                 shutil.rmtree(folder)
             (settings.tar_root_dir / PROGRESS_NAME).unlink()

@@ -101,7 +101,9 @@ class Report:
             last = self._skipped[split][-1]
             raise InputError(
                 f"{self._path}: found {self.bad} pictures that cannot be decoded, expected at most"
-                f" {self._max_bad} (max_bad); the last is {self._name(split, last)}: {last.reason}"
+                f" {self._max_bad} (max_bad); the last is {self._name(split, last)}: {last.reason}."
+                " With a larger max_bad the same command goes on; without the pictures it would"
+                " start over"
             )
 
     def _name(self, split: str, skipped: Skipped) -> str:

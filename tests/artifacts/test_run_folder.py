@@ -257,6 +257,10 @@ def test_the_best_is_that_of_the_value_that_is_monitored(
     write(tmp_path, RunState(1), RunState(2), RunState(2, 7), state)
     best = best_of(list_checkpoints(tmp_path), make_config(settings), history)
     assert best == (kept and tmp_path / f"epoch-000{kept}.safetensors")
+    without_classes = [{**epoch, "top1_error": nan} for epoch in history]
+    if not settings:
+        best = best_of(list_checkpoints(tmp_path), Config(), without_classes)
+        assert best == tmp_path / "epoch-0003.safetensors"
 
 
 def test_what_is_superseded_goes_when_the_next_is_there(tmp_path: Path) -> None:

@@ -14,7 +14,7 @@ from tandem.errors import InputError
 from tandem.preprocessing.ground_truth import DEVKIT, Part, by_number, find_kit, wnids_of
 from tandem.preprocessing.listed import Collector, Listed, class_in
 from tandem.preprocessing.sources import SOURCES, Folder, Source
-from tandem.validation import counted, printable
+from tandem.validation import counted, is_printable, listed, printable
 
 log = logging.getLogger(__name__)
 
@@ -121,9 +121,10 @@ def list_folder(split: str, folder: Folder, numbered: Numbered) -> Listed:
 
 
 def _add_class_folders(found: Collector, folder: Folder) -> None:
+    ignored: list[str] = []
     for wnid in folder.folders:
         # A class stands in the manifest; a picture with such a name is left out later.
-        if not wnid.isprintable():
+        if not is_printable(wnid):
             raise InputError(
                 f"{folder.path}: found the class folder {wnid!a}, expected printable characters in"
                 " UTF-8"
@@ -133,8 +134,14 @@ def _add_class_folders(found: Collector, folder: Folder) -> None:
             raise InputError(
                 f"{inner.path} ({folder.key}): found no picture, expected at least one"
             )
+        ignored += [f"{wnid}/{name}" for name in (*inner.others, *inner.folders)]
         for name in inner.pictures:
             _add(found, f"{wnid}/{name}", wnid)
+    if ignored:
+        names = listed([*map(printable, ignored)], most=4)
+        log.warning(
+            "%s: ignored in class folders what is no picture by its name: %s", folder.path, names
+        )
 
 
 def _add(found: Collector, name: str, wnid: str) -> None:
