@@ -1,5 +1,6 @@
 """Files that are written whole or not at all."""
 
+import errno
 import os
 import stat
 from collections.abc import Iterator
@@ -34,6 +35,14 @@ def test_a_file_has_the_permissions_of_any_new_one(tmp_path: Path, mask: int) ->
         save_file({"a": np.zeros(3)}, partial)
     for path in tmp_path.iterdir():
         assert stat.S_IMODE(path.stat().st_mode) == 0o666 & ~mask, path.name
+
+
+def test_a_short_write_has_a_reason_and_a_name(tmp_path: Path) -> None:
+    path = tmp_path / "a.npy"
+    with pytest.raises(OSError, match="is the disk full") as caught, replacing(path):
+        raise OSError("49152 requested and 10208 written")  # as NumPy does
+    assert (caught.value.filename, caught.value.errno) == (str(path), errno.ENOSPC)
+    assert caught.value.strerror == "49152 requested and 10208 written bytes: is the disk full?"
 
 
 def test_a_block_that_raises_leaves_nothing(tmp_path: Path) -> None:

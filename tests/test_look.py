@@ -27,6 +27,7 @@ from tandem.look import (
     run_look,
 )
 from tandem.memory import HostBuffer, Slot, SlotLayout
+from tandem.preprocessing.arrays import write_pictures
 from tests.support.tiny import prepare, settings
 
 
@@ -186,5 +187,9 @@ def test_what_cannot_be_shown_is_refused(
         assert expected in refusal(**changes)
     (data / "train_hkl" / "0000.hkl").unlink()
     assert "0000.hkl" in refusal()
+    pair = np.zeros((4, 8, 8, 3), np.uint8), np.zeros(4, np.int64)
+    write_pictures(tmp_path / "without", pair, None)
+    message = refusal(data_folder=tmp_path / "without", split="validation", crop_size=8)
+    assert "--split: found no validation pictures" in message
     changes = {"split": "validation", "output": tmp_path / "a.png"}
     assert run_look(settings(data, tmp_path / "run", **changes), None) == 0

@@ -92,6 +92,21 @@ def test_lines_of_theano_mpis_examples_start_our_networks(
         rule.init(["cpu"], "theanompi.models.lasagne_model_zoo.wgan", "WGAN")
 
 
+def test_by_default_the_network_is_the_configuration_s(monkeypatch: pytest.MonkeyPatch) -> None:
+    started: list[dict[str, Any]] = []
+
+    def popen(command: list[str], **options: Any) -> Any:
+        started.append(read_yaml(Path(command[-1])))
+        return Mock(stdout=None)
+
+    monkeypatch.setattr("tandem.session.subprocess.Popen", popen)
+    for settings in ({"network": "tandem.models.resnet:ResNet20"}, {}):
+        rule = BSP(settings)
+        rule.init(devices=["cpu"])
+        assert started[-1] == {**settings, "devices": ["cpu"], "rule": "bsp"}
+        rule.stop()
+
+
 @pytest.mark.slow
 def test_two_lines_train_as_the_program_does(
     data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]

@@ -116,6 +116,12 @@ def check_settings(config: Config) -> None:
         _check_divided(config, divided)
     if config.min_trainers is not None:
         _check_fewer(config, divided)
+    if config.load_epoch != "latest" and not config.resume_train:
+        raise InputError(
+            f"load_epoch is {config.load_epoch} and resume_train is false: set it to continue a run"
+        )
+    if settings["average_overwrites"] and settings["average_weights"] is None:
+        raise InputError("average_overwrites is set and average_weights is not: there are none")
     if " " in config.clips:
         raise InputError(
             f"{config.clips} are set, expected one of them: gradients are clipped once"

@@ -89,12 +89,12 @@ def prepare_run(
         weights = config.init_weights_path if resumed is None else None
         _check_run_folder(config, resumed)
         find_callbacks(config.callbacks)
-    check_class("network", config.network)
     weights = weights and chosen_checkpoint(weights)
     path = resumed or weights
     header = None if path is None else read_header(path)
     if header is not None and (resumed is not None or job == "validate"):
         config = _with_graph(config, header.network)
+    check_class("network", config.network)
     rows = None
     if resumed is not None and header is not None:
         rows = recorded_norm_rows(resumed, header.conditions)

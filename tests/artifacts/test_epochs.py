@@ -3,6 +3,7 @@
 import csv
 import math
 import random
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -61,6 +62,13 @@ def test_what_was_not_measured_is_missing() -> None:
 def test_reports_without_counts_count_alike() -> None:
     found = logs_of(validation(1, 4, 1.0), [train(1, 3, 1.0, 0.5), train(1, 4, 2.0, 0.0, 3)])
     assert (found["loss"], found["accuracy"]) == (1.5, 0.25)
+
+
+def test_a_metric_that_a_report_lacks_is_none_of_the_epoch() -> None:
+    """As after a resume with other metrics."""
+    reports = [train(1, 1, 2.0, 0.5), replace(train(1, 2, 1.0, 0.5), metrics={})]
+    for order in (reports, reports[::-1]):
+        assert "accuracy" not in logs_of(validation(1, 2, 1.0), order)
 
 
 def test_reports_of_an_epoch_that_was_not_validated_are_of_none() -> None:

@@ -39,11 +39,14 @@ def test_each_picture_has_a_drawing(folder: Path, tmp_path: Path, capsys) -> Non
     show = ["--show", str(tmp_path / "new" / "drawings")]
     common = ["--weights", str(folder / "w.safetensors"), "--mean", str(folder / "mean.npy")]
     picture = str(folder / "pictures" / "b.png")
-    assert classify.main([*common, *show, picture, picture, str(folder / "loose")]) == 0
-    names = ["b-2.png", "b.png", "loose.png"]
+    second = tmp_path / "b-2.png"
+    second.write_bytes(Path(picture).read_bytes())
+    pictures = [picture, picture, str(second), str(folder / "loose")]
+    assert classify.main([*common, *show, *pictures]) == 0
+    names = ["b-2-2.png", "b-2.png", "b.png", "loose.png"]
     assert sorted(path.name for path in (tmp_path / "new" / "drawings").iterdir()) == names
     for name in names:
         with Image.open(tmp_path / "new" / "drawings" / name) as image:
             assert image.size > (1000, 300)
             assert len(np.unique(np.asarray(image))) > 100
-    assert capsys.readouterr().err.count("wrote ") == 3
+    assert capsys.readouterr().err.count("wrote ") == 4

@@ -250,6 +250,7 @@ def test_a_validation_needs_no_device_of_the_run(monkeypatch: pytest.MonkeyPatch
         "use_data_layer": True,
         "loader_threads": 8,
         "restarts": 4,
+        "min_trainers": 2,
         "para_load": False,
     }
     arguments = ["--weights", str(saved_run(Path("run"), **there))]

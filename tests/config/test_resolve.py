@@ -138,6 +138,9 @@ def test_any_number_of_trainers_takes_a_global_batch() -> None:
         ({"fully_connected": "sharded"}, "global_batch is 8 and fully_connected is sharded"),
         ({"clip_norm": 1.0, "exchange": "average"}, "clip_norm is set and exchange is average"),
         ({"clip_value": 1.0, "norm_rows": "global"}, "clip_value is set and norm_rows is global"),
+        ({"load_epoch": 3}, "load_epoch is 3 and resume_train is false"),
+        ({"average_overwrites": 3}, "average_overwrites is set and average_weights is not"),
+        ({"clip_norm": 1.0, "clip_value": 1.0}, "clip_norm and clip_value are set, expected one"),
     ]
     for values, expected in cases:
         with pytest.raises(InputError, match=expected):

@@ -170,6 +170,7 @@ def test_settings_that_rates_depend_on_are_named(
         (["--output", "cost.txt"], "--output: found cost.txt, expected a file whose name ends"),
         (["--output", "none/cost.png"], "none/cost.png: cannot be written (No such file or"),
         (["--from", "trace.json"], "--from and --machine are both given; expected one of them"),
+        (["--json", "--layers"], "--layers is a table, and --json has none"),
         (["--norm_rows", "3"], "norm_rows: found 3, expected a divisor of batch_size 4"),
     ],
 )

@@ -3,6 +3,7 @@
 import gzip
 import io
 import pickle
+import shutil
 import tarfile
 import tracemalloc
 import zipfile
@@ -144,6 +145,15 @@ def test_a_folder_that_is_no_class_is_refused(tmp_path: Path) -> None:
         datasets.load("cifar10", tmp_path)
 
 
+def test_two_pictures_of_one_name_are_refused_and_hidden_files_ignored(tmp_path: Path) -> None:
+    write_class_folders(tmp_path)
+    (tmp_path / "train" / "frog" / "._0001.png").write_bytes(b"of macOS")
+    assert len(datasets.load("cifar10", tmp_path)[0][0])
+    shutil.copytree(tmp_path / "test", tmp_path / "val")
+    with pytest.raises(InputError, match="found two pictures of a class with this name"):
+        datasets.load("cifar10", tmp_path)
+
+
 def test_a_picture_that_cannot_be_decoded_is_refused(tmp_path: Path) -> None:
     write_class_folders(tmp_path)
     (tmp_path / "train" / "frog" / "0001.png").write_bytes(b"no picture")
@@ -181,6 +191,10 @@ def test_a_known_data_set_may_be_an_npz_file(tmp_path: Path) -> None:
     [
         ({"x": np.zeros(3)}, "without y, expected x_train"),
         ({"x_train": np.zeros(3), "y_train": np.zeros(3), "x_test": np.zeros(1)}, "without y_test"),
+        (
+            {"x": np.zeros(3), "y": np.zeros(3), "x_val": np.zeros(3)},
+            "of which x_val would be left",
+        ),
         ({"x": np.zeros(3), "y": np.zeros(2)}, r"found x \(3,\) and y \(2,\), expected as many"),
         ({"x": np.zeros((0, 2)), "y": np.zeros(0)}, "at least one"),
         ({"x": np.zeros(3), "y": np.zeros((3, 2), int)}, r"found integers \(3, 2\) as y, expected"),

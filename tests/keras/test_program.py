@@ -8,10 +8,14 @@ import numpy as np
 import pytest
 
 import tandem.keras
-from tandem.artifacts.checkpoint import read_checkpoint, read_header, save_checkpoint
+from tandem.artifacts.checkpoint import Checkpoint, read_checkpoint, read_header, save_checkpoint
 from tandem.artifacts.run_folder import list_checkpoints
+from tandem.config.schema import Config
 from tandem.convert.cli import run_conversion
 from tandem.errors import InputError
+from tandem.launch import keras_models
+from tandem.launch.keras_models import with_keras_model
+from tandem.layers.network import KERAS_NETWORK, NetworkDescription
 from tests.support.keras_models import keras
 from tests.support.tiny import prepare, run_program, settings
 
@@ -83,6 +87,37 @@ def test_what_is_no_keras_model_is_refused(tmp_path: Path) -> None:
         find_model("keras.applications:MobileNet", {"alpha": "a"})
 
 
+def test_a_run_keeps_its_model_and_a_new_one_takes_the_model_of_now(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    converted: list[str] = []
+
+    def convert_here(name: str, target: Path, options: Any, conditions: dict[str, str]) -> None:
+        converted.append(Path(name).read_text())
+        network = NetworkDescription(8, 2, 1.0, network=KERAS_NETWORK, options={"model": {}})
+        save_checkpoint(
+            target, Checkpoint({"a.weight": np.ones(1, "f4")}, {}, network, conditions=conditions)
+        )
+
+    monkeypatch.setattr(keras_models, "_convert", convert_here)
+    path, run = tmp_path / "a.keras", tmp_path / "run"
+    run.mkdir()
+    config = Config(network=str(path), weights_dir=str(run))
+    for text in ("first", "second", "second"):
+        path.write_text(text)
+        found = with_keras_model(config, run)
+        assert (found.network, found.crop_size) == (KERAS_NETWORK, 8)
+    assert converted == ["first", "second"]
+    (run / "epoch-0001.safetensors").touch()  # a checkpoint of the second
+    with_keras_model(config, run)
+    path.write_text("third")
+    with pytest.raises(InputError, match="holds checkpoints of another model than"):
+        with_keras_model(config, run)
+    path.unlink()  # no longer needed
+    assert with_keras_model(config, run).network == KERAS_NETWORK
+    assert converted == ["first", "second"]
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", ["file", "application"])
 def test_the_program_trains_a_keras_model(tmp_path: Path, kind: str) -> None:
@@ -101,6 +136,9 @@ def test_the_program_trains_a_keras_model(tmp_path: Path, kind: str) -> None:
     changes = {"network": name, "crop_size": size, "width": 1.0, "batch_size": 4, "norm_rows": 4}
     changes["network_options"] = json.dumps(options)
     given = settings(data, run, **changes)
+    tried = run_program("train.py", [*given, "--try"])
+    assert tried.returncode == 0, tried.stderr
+    assert not run.exists()
     result = run_program("train.py", given)
     assert result.returncode == 0, result.stderr
     newest = list_checkpoints(run)[-1]
@@ -109,8 +147,9 @@ def test_the_program_trains_a_keras_model(tmp_path: Path, kind: str) -> None:
     if kind == "file":
         frozen = trained.get_layer("first").get_weights()[0]
         np.testing.assert_array_equal(frozen, model.get_layer("first").get_weights()[0])
-    validated = run_program("validate.py", ["--weights", str(newest)])
-    assert validated.returncode == 0, validated.stderr
+    for named in ([], ["--network", name]):
+        validated = run_program("validate.py", ["--weights", str(newest), *named])
+        assert validated.returncode == 0, validated.stderr
     given = settings(data, run, **changes, n_epochs=2, resume_train=True)
     again = run_program("train.py", given)
     assert again.returncode == 0, again.stderr

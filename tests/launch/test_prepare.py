@@ -85,6 +85,15 @@ def test_what_nccl_or_a_starter_cannot_do_is_refused(
         spec(data, starter, gpus, **changes)
 
 
+def test_files_beside_the_run_folder_must_be_writable(data: Path, tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    for name in ("csv_file", "tensorboard_dir"):
+        path = tmp_path / "file" / "log" / "a"
+        with pytest.raises(InputError, match=f"{name} .* is a file, not a folder"):
+            spec(data, "torchrun", 0, **{name: path})
+    assert not (data.parent / "run").exists()
+
+
 @pytest.mark.parametrize(
     ("machines", "condition"),
     [

@@ -98,11 +98,15 @@ def test_what_a_run_takes(
     assert "for the last 3, the best and one being written" in text
 
 
-def test_a_trial_does_not_end_early(config: Config) -> None:
+def test_a_trial_does_not_end_early_and_writes_in_its_own_folder(
+    config: Config, tmp_path: Path
+) -> None:
     launcher = FakeLauncher()
-    assert run_trial(changed(config, stop_patience=1, stop_at=9.0), launcher) == 0
+    written = {"csv_file": str(tmp_path / "a.csv"), "tensorboard_dir": str(tmp_path / "events")}
+    assert run_trial(changed(config, stop_patience=1, stop_at=9.0, **written), launcher) == 0
     for spec in launcher.specs:
         assert (spec.config.stop_patience, spec.config.stop_at) == (0, None)
+        assert (spec.config.csv_file, spec.config.tensorboard_dir) == (None, None)
 
 
 @pytest.mark.parametrize("loss", [math.nan, math.inf, None])

@@ -184,6 +184,7 @@ REFUSED = {
     "too large": ((X + 1e39, Y), "x: found a number that is not finite in row 0"),
     "NaN as target": ((X, NAN[:, 1]), "y: found a number that is not finite in row 1"),
     "a negative class": ((X, -Y), "y: found labels from -1 to 0, expected classes"),
+    "prices": ((X, 1_500_000 * Y), "integers that are no classes have to be float32"),
     "a class too high": ((X, Y + 1), "y: found the label 2, expected 0 to 1, as there are 2"),
 }
 

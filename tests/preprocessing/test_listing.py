@@ -231,6 +231,22 @@ def test_a_class_whose_name_does_not_fit_a_line(root: Path, name: str) -> None:
     assert f"found the class folder {name!a}, expected printable" in refused(root)
 
 
+def test_names_may_have_spaces_of_any_kind(root: Path) -> None:
+    name = "at 1.00\u202fPM"  # as macOS names pictures of the screen
+    (root / "train" / name).mkdir()
+    (root / "train" / name / f"{name}.jfif").touch()
+    assert f"{name}/{name}.jfif" in listing_of(root).splits["train"].pictures
+
+
+def test_what_is_left_out_of_a_class_is_said(root: Path, caplog: pytest.LogCaptureFixture) -> None:
+    (root / "train" / "n03" / "more").mkdir()
+    (root / "val" / "n10" / "a.tif").touch()
+    listing_of(root)
+    found = [record.getMessage() for record in caplog.records]
+    for text in (f"{root / 'train'}: ignored in class folders", ": n03/more", ": n10/a.tif"):
+        assert any(text in message for message in found)
+
+
 def test_pictures_whose_names_are_not_printable_are_listed_and_shown_escaped(root: Path) -> None:
     (root / "train" / "n03" / "a\nb.JPEG").touch()
     listed = listing_of(root).splits["train"]
