@@ -592,3 +592,30 @@ def test_ranks_that_roll_back_leave_nothing_on_gpus_and_no_pipes(
     files = re.findall(r"files of 4 runs: \[(\d+)\] then \[(\d+)\]\n", log)
     assert len(files) == 3
     assert all(int(last) <= int(second) for second, last in files)
+
+
+BETWEEN = """
+import sys
+
+from tandem.launch.ranks import work_on_ranks_of_script
+
+number = work_on_ranks_of_script(lambda launcher: 3)
+if sys.argv[1] == "fails" and __import__("os").environ["PMI_RANK"] == "1":
+    raise ValueError("between two runs")
+print(number + work_on_ranks_of_script(lambda launcher: 4))
+"""
+
+
+@pytest.mark.parametrize("how", ["fails", "passes"])
+def test_a_script_that_fails_at_one_rank_between_two_runs_ends_at_all(
+    tmp_path: Path, how: str
+) -> None:
+    need_ranks()
+    script = tmp_path / "script.py"
+    script.write_text(BETWEEN)
+    result = run_ranks(2, str(script), [how], timeout=60)
+    if how == "passes":
+        assert (result.returncode, result.stdout.split()) == (0, ["7", "7"]), result.stderr
+    else:
+        assert result.returncode != 0
+        assert "ValueError: between two runs" in result.stderr

@@ -29,7 +29,7 @@ def dropout(
         raise ValueError(f"x has {len(x)} rows, indices has {len(indices)}")
     if x.ndim == 4:
         y = empty(x.shape, x.dtype)
-        arrays = [images(each).reshape(len(x), -1) for each in (x, y)]
+        arrays = [images(each).reshape(len(x), x.shape[1:].numel()) for each in (x, y)]
     else:
         y = torch.empty(x.shape, dtype=x.dtype)
         arrays = [x.contiguous().numpy(), y.numpy()]

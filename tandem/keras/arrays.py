@@ -12,7 +12,7 @@ import numpy as np
 from tandem.errors import InputError
 from tandem.keras.losses import OF_CLASSES
 from tandem.preprocessing.arrays import training_rows
-from tandem.validation import listed, unmasked
+from tandem.validation import listed, shown, unmasked
 
 Shape = tuple[int | None, ...]
 
@@ -191,7 +191,13 @@ def class_table(class_weight: Mapping[int, float], classes: int) -> tuple[float,
 
 
 def _by_class(class_weight: Mapping[int, float]) -> dict[int, float]:
-    return {int(key): float(weight) for key, weight in class_weight.items()}
+    try:
+        return {int(key): float(weight) for key, weight in class_weight.items()}
+    except (AttributeError, TypeError, ValueError):
+        raise InputError(
+            f"class_weight: found {shown(class_weight)}, expected weights by class, such as"
+            " {0: 1.0, 1: 2.0}"
+        ) from None
 
 
 def divided(given: Given, fraction: float) -> tuple[Given, Given]:

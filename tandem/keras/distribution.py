@@ -1,7 +1,7 @@
 """The `fit` that `distribute` puts in place of Keras's."""
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
 from types import NoneType
@@ -63,12 +63,19 @@ class Arguments:
                 raise InputError(
                     f"{name}: found {shown(value)}, expected a whole number from {least}"
                 )
+        freq = self.validation_freq
+        epochs = freq if isinstance(freq, Collection) and not isinstance(freq, str) else [freq]
+        if not all(isinstance(n, int | np.integer) and n >= 1 for n in epochs):
+            raise InputError(
+                f"validation_freq: found {shown(freq)}, expected a whole number from 1, or a list "
+                "of epochs"
+            )
         if self.verbose not in ("auto", 0, 1, 2):
             raise InputError(f"verbose: found {shown(self.verbose)}, expected auto, 0, 1 or 2")
 
     def validates(self, epoch: int) -> bool:
         """Return whether an epoch, from 0, has a validation."""
-        if isinstance(self.validation_freq, int):
+        if isinstance(self.validation_freq, int | np.integer):
             return (epoch + 1) % self.validation_freq == 0
         return epoch + 1 in self.validation_freq
 

@@ -14,11 +14,13 @@ import functools
 import logging
 import multiprocessing
 import os
+import sys
 import threading
 import time
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from types import TracebackType
 from typing import Any, TypeVar
 
 from tandem.artifacts.reproducibility import versions
@@ -87,7 +89,15 @@ def work_on_ranks(work: Callable[[Launcher], int]) -> int:
 
 @functools.cache
 def _ranks_of_script() -> RankGroup:
-    return join()
+    """The ranks of this script, whose job an exception ends: others may wait for this one."""
+    world, show = join(), sys.excepthook
+
+    def abort(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+        show(kind, error, trace)
+        world.abort(130 if issubclass(kind, KeyboardInterrupt) else 1)
+
+    sys.excepthook = abort
+    return world
 
 
 def work_on_ranks_of_script(work: Callable[[Launcher], Made]) -> Made:

@@ -14,6 +14,11 @@ from pytensor.tensor.variable import TensorVariable
 from tandem.ops.base import TensorOp, Values, same_length, tensor_input
 
 
+def wrong_label(classes: int) -> str:
+    """What to say of labels of which one is no class."""
+    return f"a label is no class, expected numbers from 0 to {classes - 1}"
+
+
 class CTC(TensorOp):
     """Loss of sequences without alignment, as `ctc` defines it, and its gradient.
 
@@ -35,6 +40,8 @@ class CTC(TensorOp):
 
     def perform(self, node: Apply, inputs: Values, output_storage: list[list[Any]]) -> None:
         logits, labels = inputs
+        if labels.size and not 0 <= labels.min() <= labels.max() < logits.shape[2]:
+            raise IndexError(wrong_label(logits.shape[2]))
         logs = logits - np.logaddexp.reduce(logits, axis=2, keepdims=True)
         losses, gradient = np.empty(len(logits), logits.dtype), np.exp(logs)
         for row, (log, label) in enumerate(zip(logs, labels, strict=True)):

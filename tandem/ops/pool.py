@@ -76,7 +76,7 @@ class MaxPool2d(_PoolingOp):
     """Max pooling with the position of each maximum, as `max_pool2d` defines it.
 
     Outputs are the maxima and, int64 of the same shape, each one's flat index ``row * columns +
-    column`` in its input plane: the first maximum in the window's row-major order.
+    column`` in its input plane: the first maximum in the window's row-major order, or any NaN.
     """
 
     def make_node(self, x: Any) -> Apply:

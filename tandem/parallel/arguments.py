@@ -180,12 +180,23 @@ class Signature:
         if isinstance(number, bool) or not isinstance(number, int | np.integer) or number < 1:
             raise ValueError(f"num_slices is {number!r}; it is an integer of at least 1")
         if number > 1:
+            self._check_unsliced("num_slices")
             if not self._description.is_divided:
                 raise ValueError("num_slices: the function has nothing to slice")
             for update in self._description.updates:
                 what = f"the update of {label(update.variable)}"
                 check_op(update.op, update.variable.type.dtype, what, is_update=True)
         return int(number)
+
+    def _check_unsliced(self, argument: str) -> None:
+        """Refuse to cut a variable that the function updates: its rows would get lost."""
+        sliceables = self._description.sliceables
+        for update in self._description.updates:
+            if any(update.variable is variable for variable in sliceables):
+                raise ValueError(
+                    f"{argument}: the function updates {label(update.variable)}, one of its "
+                    "sliceable_shareds, so it takes all of its rows in one call"
+                )
 
     def _subset(self, subset: Sequence[int]) -> tuple[int, ...]:
         count = len(self._outputs)
@@ -222,6 +233,8 @@ class Signature:
             bounds = edges(rows[0].count, pool.ranks)
             counts = tuple(hi - lo for lo, hi in pairwise(bounds))
         local = None
+        if sliceables and batch_s is not None:
+            self._check_unsliced("batch_s")
         if sliceables:
             lengths = [pool.get_lengths(variable) for variable in sliceables]
             selected = [select_local(each, batch_s) for each in lengths]

@@ -8,7 +8,7 @@ import pytensor
 from pytensor.compile.builders import OpFromGraph
 from pytensor.compile.sharedvalue import SharedVariable
 from pytensor.graph.basic import Apply, Variable
-from pytensor.graph.traversal import graph_inputs, toposort
+from pytensor.graph.traversal import ancestors, graph_inputs, toposort
 from pytensor.scan.op import Scan
 from pytensor.tensor.random.type import RandomType
 from pytensor.tensor.shape import SpecifyShape
@@ -217,12 +217,12 @@ def shared_inputs(variables: Iterable[Variable]) -> list[SharedVariable]:
     return list(dict.fromkeys(found))
 
 
-def check_no_generators(shared: Iterable[Variable]) -> None:
-    """Raise ValueError if there is a random generator among the shared variables."""
-    for variable in shared:
+def check_no_generators(results: Iterable[Variable]) -> None:
+    """Raise ValueError if a random generator is among the variables that results are made of."""
+    for variable in ancestors(results):
         if isinstance(variable.type, RandomType):
             raise ValueError(
-                f"{variable.name or 'a shared variable'} is a random generator: each worker would "
+                f"{variable.name or 'a variable'} is a random generator: each worker would "
                 "draw the same numbers for other rows; use dropout that is keyed by the row, "
                 "tandem.layers.dropout with Training(seed, epoch, indices=row_index()), or "
                 "tandem.ops.dropout_mask(seed, epoch, row_index(), ...), with another epoch in "

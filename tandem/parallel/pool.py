@@ -209,6 +209,8 @@ class Pool(Collectives):
         try:
             if group is None:
                 self._team = PoolWorkers(settings, master_rank, access, buffers, timeout)
+                # The team ends by itself at the end of the program, before others it needs.
+                weakref.finalize(self, self._team.close).atexit = False
         except BaseException:
             self.rank.residents.leave()
             raise

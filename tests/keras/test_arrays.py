@@ -84,6 +84,9 @@ def test_class_weights_become_those_of_rows() -> None:
     with pytest.raises(InputError, match="found it with sample_weight"):
         weighted(Given(X, Y, Y), {0: 2.0})
     assert class_table({"0": 2, 2: 0.5}, 3) == (2.0, 1.0, 0.5)  # keys may come from JSON
+    for wrong in ([1, 2], {"a": 2}, {0: None}):
+        with pytest.raises(InputError, match=r"class_weight: found .*, expected weights by class"):
+            class_table(wrong, 3)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(

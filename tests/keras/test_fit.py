@@ -133,11 +133,14 @@ def test_nothing_is_left_where_arrays_or_settings_are_refused(tmp_path: Path) ->
 
 def test_validation_is_of_the_epochs_that_keras_validates() -> None:
     given: dict[str, Any] = dict.fromkeys(Arguments.__dataclass_fields__)
-    given |= {"epochs": 9, "initial_epoch": 0, "verbose": 0}
+    given |= {"epochs": 9, "initial_epoch": 0, "verbose": 0, "validation_freq": 1}
     every = Arguments(**{**given, "validation_freq": 3})
     assert [epoch for epoch in range(9) if every.validates(epoch)] == [2, 5, 8]
     some = Arguments(**{**given, "validation_freq": [1, 4]})
     assert [epoch for epoch in range(9) if some.validates(epoch)] == [0, 3]
+    for freq in (0, 2.0, "a", [0, 2]):
+        with pytest.raises(InputError, match=r"validation_freq: found .*, expected a whole number"):
+            Arguments(**{**given, "validation_freq": freq})
     steps = Arguments(**{**given, "validation_steps": 1, "validation_batch_size": 2})
     validation = Fit(Distribution(model(), ["cpu"], None, {}), steps, None)._validation((X, Y), 4)
     assert validation is not None

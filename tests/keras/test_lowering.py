@@ -51,6 +51,25 @@ def assert_same(model: Any, names: list[str], training: bool = False, most: int 
         np.testing.assert_allclose(slopes[name], found, rtol=1e-4, atol=1e-4 * scale, err_msg=name)
 
 
+def test_numbers_that_tie_share_the_gradient_of_an_extreme() -> None:
+    layers, ops = keras.layers, keras.ops
+    x = keras.Input((6, 4))
+    y = layers.Dense(3)(x)
+    found = [layers.GlobalMaxPooling1D()(y), ops.max(y, axis=1), ops.amin(y, axis=(1, 2))]
+    model = keras.Model(x, keras.layers.Concatenate()([*found[:2], ops.expand_dims(found[2], 1)]))
+    randomize(model)
+    rows = np.random.default_rng(0).normal(size=(5, 6, 4)).astype(np.float32)
+    rows[:, 2:] = rows[:, 1:2]  # five equal steps
+    slope = np.arange(1, 8)
+    (y, slopes), (expected, exact) = (
+        ours(network_of(model), [rows], None, slope),
+        theirs(model, [rows], slope=slope),
+    )
+    np.testing.assert_allclose(y, expected, rtol=1e-5)
+    for name, values in exact.items():
+        np.testing.assert_allclose(slopes[name], values, rtol=1e-4, err_msg=name)
+
+
 SLOW = pytest.mark.slow  # cases that take seconds to compile
 
 

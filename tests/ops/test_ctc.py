@@ -69,6 +69,18 @@ def test_other_arrays_are_refused(given: Any, message: str) -> None:
         ctc(*given)
 
 
+@pytest.mark.parametrize("mode", ["FAST_COMPILE", device_mode("cpu")], ids=["perform", "kernel"])
+def test_labels_that_are_no_classes_are_refused_and_no_rows_have_no_loss(mode: Any) -> None:
+    """PyTorch's kernels read and write beyond their arrays for such labels."""
+    x, y = pt.dtensor3(), pt.lmatrix()
+    function = pytensor.function([x, y], [*CTC()(x, y)], mode=mode)
+    for label in (CLASSES, -1, 10**6):
+        with pytest.raises(IndexError, match="a label is no class, expected numbers from 0 to 2"):
+            function(logits()[:1], np.array([[label]]))
+    loss, gradient = function(logits()[:0], LABELS[:0])
+    assert (loss.shape, gradient.shape) == ((0,), (0, STEPS, CLASSES))
+
+
 def test_rows_are_those_of_pytorch() -> None:
     x = torch.tensor(logits(), requires_grad=True)
     counts = torch.tensor((LABELS != 0).sum(axis=1))

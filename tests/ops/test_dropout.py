@@ -3,6 +3,7 @@ import pytensor
 import pytensor.tensor as pt
 import pytest
 
+from tandem.backend import device_mode
 from tandem.ops import Dropout, DropoutMask, dropout, dropout_mask
 from tandem.philox import Purpose
 from tests.support import slow_philox
@@ -157,3 +158,11 @@ def test_images_that_do_not_fit_are_refused(x, indices, error, message):
 def test_rows_without_an_index_are_refused_when_it_runs():
     with pytest.raises(ValueError, match="x has 7 rows, indices has 3"):
         evaluate(Dropout(0.5, 0), np.ones((7, 2)), *KEYS[:2], INDICES[:3], static=False)
+
+
+@pytest.mark.parametrize("shape", [(0, 10), (0, 3, 2, 5)])
+def test_no_rows_are_none(shape):
+    x = pt.tensor(dtype="float32", shape=(None, *shape[1:]))
+    keys = [pt.constant(np.int64(1)), pt.constant(np.int64(2)), pt.lvector()]
+    function = pytensor.function([x, keys[2]], Dropout(0.5, 0)(x, *keys), mode=device_mode("cpu"))
+    assert function(np.zeros(shape, "float32"), INDICES[:0]).shape == shape

@@ -165,3 +165,18 @@ def test_units_that_do_not_fit_are_refused() -> None:
         LSTMSteps()(z[:, :, :6], v["weight"], v["h0"], v["c0"])
     with pytest.raises(TypeError, match="one dtype"):
         GRUSteps()(z.astype("float32"), v["weight"], v["bias"][0], v["h0"])
+
+
+@pytest.mark.parametrize(("op", "given"), cases())
+def test_first_states_of_other_rows_are_refused(op: Any, given: list[np.ndarray]) -> None:
+    """Loops would read and write beyond them."""
+    values = [v.astype("float32") for v in given]
+    inputs = [pt.tensor(dtype="float32", shape=(None,) * v.ndim) for v in values]
+    function = pytensor.function(inputs, op(*inputs), mode=device_mode("cpu"))
+    firsts = [n for n, v in enumerate(values) if v.shape == given[-1].shape[-2:]]
+    for number in firsts:
+        for rows in (1, BATCH - 1, BATCH + 1):
+            wrong = np.resize(values[number], (rows, values[number].shape[1]))
+            with pytest.raises((ValueError, RuntimeError), match="shape"):
+                function(*values[:number], wrong, *values[number + 1 :])
+    assert firsts

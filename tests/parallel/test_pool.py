@@ -491,11 +491,18 @@ def test_nothing_is_left_of_pools() -> None:
             f(ROWS)
             pool.shared(ROWS)
         del pool, f
-        import gc
-
         gc.collect()
         counts.append(left_over())
     assert counts[1] == counts[2]
+
+
+def test_a_pool_that_nobody_has_any_more_ends_its_workers() -> None:
+    earlier = descendants()
+    pool = Pool(2, use_gpu=False, threads=1)
+    made = descendants() - earlier
+    del pool
+    gc.collect()
+    assert made - descendants()
 
 
 @pytest.fixture(autouse=True)

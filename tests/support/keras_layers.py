@@ -129,6 +129,8 @@ LAYERS: dict[str, tuple[tuple[int, ...], Layers]] = {
             m.BatchNormalization(),
             m.LayerNormalization(epsilon=0.1),
             m.Dense(3, "relu"),
+            m.EinsumDense("abc,cd->adb", output_shape=(3, 6), bias_axes="d"),
+            m.EinsumDense("abc,cde->abde", output_shape=(6, 2, 3), bias_axes="d"),
             m.SpatialDropout1D(0.4),
             m.Dropout(0.4),
             m.TimeDistributed(m.Dense(2)),

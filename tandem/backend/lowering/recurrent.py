@@ -10,7 +10,7 @@ from pytensor.graph.basic import Apply
 from pytensor.graph.op import Op
 
 from tandem.backend.lowering.registry import Lowering, computed, lower, on_a_copy
-from tandem.ops.ctc import CTC
+from tandem.ops.ctc import CTC, wrong_label
 from tandem.ops.recurrent import GRUSteps, GRUStepsGrad, LSTMSteps, LSTMStepsGrad
 
 Tensor = torch.Tensor
@@ -141,6 +141,10 @@ def lower_steps(op: Op, node: Apply, device: torch.device, compiled: bool) -> Lo
 @lower.register(CTC)
 def lower_ctc(op: CTC, node: Apply, device: torch.device, compiled: bool) -> Lowering:
     def call(logits: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
+        if not len(logits):  # which PyTorch refuses
+            return logits.new_empty(0), torch.empty_like(logits)
+        if labels.numel() and not 0 <= labels.min() <= labels.max() < logits.shape[2]:
+            raise IndexError(wrong_label(logits.shape[2]))  # PyTorch's kernels don't check them
         logs = logits.transpose(0, 1).log_softmax(dim=2)
         counts = labels.count_nonzero(dim=1)
         steps = torch.full_like(counts, len(logs))

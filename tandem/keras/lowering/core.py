@@ -78,10 +78,9 @@ def einsum_dense(layer: Call, x: TensorVariable) -> TensorVariable:
     y = pt.einsum(f"{given},{weighted}->{made}", x, weight)
     axes = layer.value("bias_axes")
     if axes is not None:
-        letters = [letter for letter in made if letter in axes]
-        bias = layer.parameter("bias", [size[letter] for letter in letters])
-        order = [letters.index(letter) if letter in letters else "x" for letter in made]
-        y = y + bias.dimshuffle(*order)
+        last = made[min(made.index(letter) for letter in axes) :]
+        bias = layer.parameter("bias", [size[c] if c in axes else 1 for c in last])
+        y = y + pt.specify_shape(bias, [size[c] if c in axes else 1 for c in last])
     return activated(layer, pt.specify_shape(y, (None, *(size[letter] for letter in made[1:]))))
 
 

@@ -5,6 +5,7 @@ Rows are independent of each other: what reduces, moves or cuts the batch's axis
 
 import itertools
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any, cast
 
 import numpy as np
@@ -17,6 +18,7 @@ from tandem.keras.lowering.activations import ALONG_AXIS, FUNCTIONS
 from tandem.keras.lowering.call import Call, by_element, number
 from tandem.keras.lowering.core import filled, lengths, reshaped, rows_of
 from tandem.keras.lowering.merging import concatenated
+from tandem.keras.lowering.pooling import extreme
 from tandem.keras.lowering.registry import lowers
 from tandem.validation import shown
 
@@ -137,15 +139,15 @@ def _logsumexp(x: TensorVariable, axis: Any, keepdims: bool) -> TensorVariable:
 
 _REDUCTIONS: Mapping[str, Callable[..., Any]] = {
     "All": pt.all,
-    "Amax": pt.max,
-    "Amin": pt.min,
+    "Amax": partial(extreme, pt.max),
+    "Amin": partial(extreme, pt.min),
     "Any": pt.any,
     "Argmax": pt.argmax,
     "Argmin": pt.argmin,
     "Logsumexp": _logsumexp,
-    "Max": pt.max,
+    "Max": partial(extreme, pt.max),
     "Mean": _mean,
-    "Min": pt.min,
+    "Min": partial(extreme, pt.min),
     "Prod": pt.prod,
     "Std": lambda x, axis, keepdims: pt.sqrt(_variance(x, axis, keepdims)),
     "Sum": pt.sum,

@@ -1,10 +1,11 @@
 """Pooling of images and sequences."""
 
 from collections.abc import Sequence
-from typing import cast
+from typing import Any
 
 import numpy as np
 import pytensor.tensor as pt
+from pytensor.gradient import zero_grad
 from pytensor.tensor.variable import TensorVariable
 
 from tandem import ops
@@ -56,12 +57,22 @@ def _repeated_edges(images: TensorVariable, sides: Sequence[Pair]) -> TensorVari
     return images
 
 
+def extreme(reduce: Any, x: TensorVariable, axis: Any, keepdims: bool = False) -> TensorVariable:
+    """The maximum or minimum over axes, whose gradient those that tie share, as on PyTorch."""
+    top = zero_grad(reduce(x, axis=axis, keepdims=True))
+    ties = pt.eq(x, top).astype(x.type.dtype)
+    share = zero_grad(ties / ties.sum(axis=axis, keepdims=True))
+    moved = (share * (x - zero_grad(x))).sum(axis=axis, keepdims=True)  # 0, with a gradient
+    y: Any = top + moved
+    return y if keepdims else pt.squeeze(y, axis=axis)
+
+
 @lowers("GlobalAveragePooling1D", "GlobalAveragePooling2D")
 @lowers("GlobalMaxPooling1D", "GlobalMaxPooling2D")
 def global_pooling(layer: Call, x: TensorVariable) -> TensorVariable:
     images = planes(x, layer.value("data_format"))
     if layer.kind.startswith("GlobalMax"):
-        y = pt.max(images, axis=(2, 3))
+        y = extreme(pt.max, images, axis=(2, 3))
     elif x.type.ndim == 3 and layer.mask is not None:
         steps = layer.mask.astype(x.type.dtype)
         counts = pt.maximum(steps.sum(axis=1, keepdims=True), number(1, x))
@@ -70,5 +81,5 @@ def global_pooling(layer: Call, x: TensorVariable) -> TensorVariable:
         rows, columns = lengths(images)[1:]
         y = images.sum(axis=(2, 3)) * np.asarray(1 / (rows * columns), x.type.dtype)
     if not layer.flag("keepdims"):
-        return cast(TensorVariable, y)
+        return y
     return pixels(y.dimshuffle(0, 1, "x", "x"), x.type.ndim, layer.value("data_format"))
