@@ -2,8 +2,8 @@
 
 Pillow computes one pixel after the other. Here a weight multiplies a whole row, many pixels at a
 time; to make rows shorter, columns become rows. Which direction Pillow takes first, and so how it
-rounds, depends on its version and on the shape of a picture. A trial with each shape tells, and
-shows that the bits are equal; where they are not, Pillow resizes.
+rounds, depends on its version and on the shape of a picture. A trial with each shape tells, when it
+comes a second time, and shows that the bits are equal; where they are not, Pillow resizes.
 """
 
 import functools
@@ -18,6 +18,7 @@ from tandem.loops import compile_loop
 _BITS = 22  # of weights
 _PART = 1 << 16  # pixels that become columns at a time, and stay in the cache
 _LEAST = 32  # rows and columns of a result that tells apart how it was rounded
+_MOST_SHAPES = 1 << 14  # that are remembered
 _NOISE = np.random.default_rng(0).integers(0, 256, 1 << 16, np.uint8)
 
 
@@ -28,12 +29,19 @@ class Resampler:
         row, starts, ones = np.zeros((1, 3), np.uint8), np.zeros(1, int), np.ones((1, 3), np.int32)
         self._turn = compile_loop(_turn, _read_only(row), row)
         self._add = compile_loop(_add, _read_only(row), starts, ones[:, :1].copy(), ones[0], row)
-        self._first = functools.lru_cache(1 << 14)(self._try)
+        self._seen: set[tuple[int, int, int, Box | None]] = set()
+        self._first = functools.lru_cache(_MOST_SHAPES)(self._try)
 
     def __call__(self, picture: Image.Image | np.ndarray, size: int, box: Box | None) -> np.ndarray:
         picture = np.asarray(picture)
         rows, columns, _ = picture.shape
-        first = self._first(rows, columns, size, box)
+        shape = rows, columns, size, box
+        if shape not in self._seen:  # a trial takes longer than Pillow, and many never come again
+            if len(self._seen) == _MOST_SHAPES:
+                self._seen.clear()
+            self._seen.add(shape)
+            return resize_by_pillow(picture, size, box)
+        first = self._first(*shape)
         if first == "neither":
             return resize_by_pillow(picture, size, box)
         return self._resize(picture, size, box, first)

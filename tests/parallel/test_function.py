@@ -343,9 +343,7 @@ def test_a_variable_that_is_cut_is_not_updated(pool: Pool) -> None:
     held = pytensor.shared(np.arange(8.0), "held")
     double = pool.function([], updates=[(held, held * 2)], sliceable_shareds=[held])
     for named in ({"num_slices": 2}, {"batch_s": [0]}):
-        with pytest.raises(
-            ValueError, match=r"the function updates .held., one of its slice"
-        ):
+        with pytest.raises(ValueError, match=r"the function updates .held., one of its slice"):
             double(**named)
 
 
