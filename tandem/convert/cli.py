@@ -80,6 +80,13 @@ class Settings(Options):
         crop_size = CROP_SIZE if self.crop_size is None else self.crop_size
         return NetworkDescription(crop_size, classes, self.width, wnids, norm_before_pool)
 
+    def check(self, source: Path, *read: str) -> None:
+        """Refuse settings that are given and that the conversion of a source does not read."""
+        if ignored := sorted(self.model_fields_set & Settings.model_fields.keys() - {*read}):
+            raise InputError(
+                f"--{ignored[0]}: the conversion of {source} does not read it; leave it out"
+            )
+
 
 class ConvertOptions(Settings):
     """Options of ``pretrained/convert.py``."""
@@ -161,6 +168,7 @@ def fetch(output: Path, file: Path | None = None, address: str | None = None) ->
 
 def _convert_folder(folder: Path, target: Path, settings: Settings) -> None:
     _check_suffix(target, ".safetensors")
+    settings.check(folder, "epoch", "lib_conv", "crop_size", "width")
     epoch = find_epoch(folder) if settings.epoch is None else settings.epoch
     description = settings.describe(find_classes(folder, epoch))
     network = build_network(description)
@@ -176,10 +184,13 @@ def _convert_archive(archive: Path, target: Path, settings: Settings) -> None:
 def _convert_safetensors(path: Path, target: Path, settings: Settings) -> None:
     """A state dict to a checkpoint; a checkpoint to the original's folder, or to Keras's file."""
     if target.suffix == ".keras":
+        settings.check(path)
         _keras_loading().write_keras(path, target)
     elif target.suffix != ".safetensors":
+        settings.check(path, "epoch", "lib_conv")
         _convert_checkpoint(path, target, settings)
     else:
+        settings.check(path, "network", "crop_size", "width")
         found = read_state_dict(path, settings.network, settings.crop_size, settings.width)
         _save_converted(target, found)
 
@@ -202,6 +213,7 @@ def _convert_checkpoint(path: Path, folder: Path, settings: Settings) -> None:
 
 def _convert_caffe(path: Path, target: Path, settings: Settings) -> None:
     _check_suffix(target, ".safetensors")
+    settings.check(path, "crop_size", "width")
     layers = read_layers(path)
     if found := convert_network(path, layers, settings.crop_size, settings.width):
         _save_converted(target, found)
@@ -213,6 +225,7 @@ def _convert_caffe(path: Path, target: Path, settings: Settings) -> None:
 
 def _convert_keras(path: Path, target: Path, settings: Settings) -> None:
     _check_suffix(target, ".safetensors")
+    settings.check(path)
     _keras_loading().write_checkpoint(str(path), target, {})
 
 
@@ -226,6 +239,7 @@ def _keras_loading() -> Any:
 
 def _convert_mean(path: Path, target: Path, settings: Settings) -> None:
     _check_suffix(target, ".npy")
+    settings.check(path)
     _write_mean(target, read_mean_proto(path))
 
 

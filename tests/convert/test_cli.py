@@ -162,6 +162,13 @@ def test_what_is_refused(folder: Path, tmp_path: Path, capsys: pytest.CaptureFix
     text = refusal(capsys, folder, tmp_path / "x.safetensors", "--width", "-1", "--crop_size", 67)
     assert "width must be positive" in text
     assert "whole number of at least 0" in refusal(capsys, folder, "x.safetensors", "--epoch", "-1")
+    named = ("x.safetensors", "--network", "alex_net:AlexNet")
+    assert f"--network: the conversion of {folder} does not read" in refusal(capsys, folder, *named)
+    for kind, target in ((".binaryproto", "x.npy"), (".keras", "x.safetensors")):
+        source = tmp_path / f"a{kind}"
+        source.touch()
+        text = refusal(capsys, source, target, "--width", "0.5")
+        assert f"--width: the conversion of {source} does not read it" in text
     assert not (tmp_path / "x.safetensors").exists()
 
 

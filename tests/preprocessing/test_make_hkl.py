@@ -1,5 +1,6 @@
 """Pictures to batch files: each arrives once, with its own label, and counts once in the mean."""
 
+import errno
 import fcntl
 import importlib.metadata
 import itertools
@@ -248,13 +249,22 @@ def test_what_could_be_read_for_ever_is_left_out(
 
 
 def test_a_picture_that_cannot_be_read_is_not_taken_for_a_bad_one(
-    pictures: Pictures, out: Path, refusal: Refusal
+    pictures: Pictures, out: Path, refusal: Refusal, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = pictures.path("train", "n03", 1)
+    opened = pool.open_file
+
+    def fails(asked: Path) -> Any:
+        if asked == path:
+            raise OSError(errno.EIO, "Input/output error")
+        return opened(asked)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(pool, "open_file", fails)
+        assert f"error: {path}: the picture cannot be read: Input" in refusal("--workers", "1")
     path.unlink()
-    path.symlink_to("nowhere")
-    for workers in ("1", "2"):
-        assert f"error: {path}: the picture cannot be read" in refusal("--workers", workers)
+    path.symlink_to("nowhere")  # said before any work
+    assert f"error: {path} (train_img_dir): the link leads nowhere" in refusal()
     path.unlink()
     write_exact(path, encoded("train", "n03", 1))
     assert make_hkl.main(pictures.options(out)) == 0

@@ -49,6 +49,10 @@ class Folder:
                     if entry.name.startswith("."):
                         continue
                     if is_picture(entry.name):
+                        if entry.is_symlink() and not Path(entry.path).exists():
+                            raise InputError(
+                                f"{printable(entry.path)} ({key}): the link leads nowhere"
+                            )
                         pictures.append(entry.name)
                     elif entry.is_dir():
                         folders.append(entry.name)
