@@ -62,7 +62,7 @@ class _Rule:
         self,
         devices: Sequence[str],
         modelfile: str | None = None,
-        modelclass: str = "AlexNet",
+        modelclass: str | None = None,
         **settings: Any,
     ) -> Self:
         """Start a run, with a trainer on each device.
@@ -89,10 +89,11 @@ class _Rule:
         base = self._config or {}
         devices = [_DEVICE.sub(r"cuda:\1", device) for device in devices]
         own: dict[str, Any] = {"devices": devices, "rule": self.name}
-        if modelfile is not None:
-            own["network"] = f"{modelfile}:{modelclass}"
-            if modelfile.partition(".")[0] == "theanompi":
-                own["network"], recipe = _ours(modelclass)
+        if modelfile is not None or modelclass is not None:
+            module, name = modelfile or "alex_net", modelclass or "AlexNet"
+            own["network"] = f"{module}:{name}"
+            if module.partition(".")[0] == "theanompi":
+                own["network"], recipe = _ours(name)
                 base = given_values(RECIPES / f"{recipe}.yaml", given_values(base, {}))
         if self.sync_type is not None:
             own["exchange"] = _EXCHANGES.get(self.sync_type, self.sync_type)

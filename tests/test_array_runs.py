@@ -317,6 +317,10 @@ def test_what_arrays_cannot_have_is_refused(tmp_path: Path) -> None:
     ):
         message = refusal({**whole, **changes})
         assert message.startswith(f"{name} follows an error of classes")
+        assert prepare_run(make_config({**whole, **changes}), "validate")
+    for changes in ({"clip_norm": 1.0, "clip_value": 1.0}, {"load_epoch": 3}):
+        assert "set" in refusal({**whole, **changes})
+        assert prepare_run(make_config({**whole, **changes}), "validate")
     assert "metrics: found accuracy, which is of classes" in refusal(
         {**own, "metrics": ["accuracy", "mae"]}
     )

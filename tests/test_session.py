@@ -105,6 +105,9 @@ def test_by_default_the_network_is_the_configuration_s(monkeypatch: pytest.Monke
         rule.init(devices=["cpu"])
         assert started[-1] == {**settings, "devices": ["cpu"], "rule": "bsp"}
         rule.stop()
+        rule.init(devices=["cpu"], modelclass="AlexNet")
+        assert started[-1]["network"] == "alex_net:AlexNet"
+        rule.stop()
 
 
 @pytest.mark.slow

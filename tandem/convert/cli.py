@@ -46,6 +46,7 @@ from tandem.layers.network import ALEXNET, NetworkDescription, build_network
 
 log = logging.getLogger(__name__)
 
+_OF_FOLDER = "epoch", "lib_conv", "crop_size", "width"  # settings that its conversion reads
 CROP_SIZE = 227  # pixels, of AlexNet
 
 
@@ -168,7 +169,7 @@ def fetch(output: Path, file: Path | None = None, address: str | None = None) ->
 
 def _convert_folder(folder: Path, target: Path, settings: Settings) -> None:
     _check_suffix(target, ".safetensors")
-    settings.check(folder, "epoch", "lib_conv", "crop_size", "width")
+    settings.check(folder, *_OF_FOLDER)
     epoch = find_epoch(folder) if settings.epoch is None else settings.epoch
     description = settings.describe(find_classes(folder, epoch))
     network = build_network(description)
@@ -177,6 +178,7 @@ def _convert_folder(folder: Path, target: Path, settings: Settings) -> None:
 
 
 def _convert_archive(archive: Path, target: Path, settings: Settings) -> None:
+    settings.check(archive, *_OF_FOLDER)
     with unpacked(archive) as folder:
         _convert_folder(folder, target, settings)
 

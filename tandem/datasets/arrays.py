@@ -23,6 +23,7 @@ SHAPES = {
 }
 
 
+_SPLITS = ("", "_train", "_test", "_val", "_valid", "_validation", "_dev")
 _EXPECTED = "x_train, y_train, x_test and y_test, or x and y"
 
 
@@ -37,7 +38,8 @@ def read(path: Path) -> Data:
         first, second = ("x", "y") if "x" in members else ("x_train", "y_train")
         has_test = first == "x_train" and ("x_test" in members or "y_test" in members)
         wanted = [first, second, *(("x_test", "y_test") if has_test else ())]
-        unused = [n for n in members if n not in wanted and n.partition("_")[0] in ("x", "y")]
+        rows = {f"{name}{split}" for name in "xy" for split in _SPLITS}
+        unused = [n for n in members if n in rows and n not in wanted]
         if unused:
             raise InputError(
                 f"{path}: found {listed(sorted(members))}, of which {listed(sorted(unused))} would"

@@ -6,7 +6,6 @@ a rank waits for the others with pauses, and asks without any only while bytes m
 
 import contextlib
 import ctypes
-import faulthandler
 import mmap
 import os
 import re
@@ -31,7 +30,6 @@ SIZES = ("PMI_SIZE", "OMPI_COMM_WORLD_SIZE", "MV2_COMM_WORLD_SIZE", "SLURM_STEP_
 Slurm's comes last: an mpirun in a job starts its own helpers by srun.
 """
 
-_JOIN_SECONDS = 300  # for all ranks to join
 _SPIN_SECONDS = 0.0005  # before a wait begins to pause
 _FLUSH_SECONDS = 0.5  # for a message to get through before all is killed
 _PAUSE_SECONDS = 0.001  # the longest pause
@@ -78,16 +76,11 @@ def join() -> "MpiGroup":
 
 
 def _import_mpi() -> Any:
-    if is_started_by_mpi() and "mpi4py.MPI" not in sys.modules:
-        # It waits for all ranks, and MPI does not see every one that ended before it joined.
-        faulthandler.dump_traceback_later(_JOIN_SECONDS, exit=True)
     try:
         from mpi4py import MPI
     except (ImportError, RuntimeError) as error:
         text = " ".join(str(error).split())
         raise InputError(f"MPI can't be used: {text}; {INSTALL}") from error
-    finally:
-        faulthandler.cancel_dump_traceback_later()
     return MPI
 
 

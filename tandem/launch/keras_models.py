@@ -6,6 +6,7 @@ A process of its own imports Keras and converts the model; the launcher reads wh
 import hashlib
 import importlib.util
 import json
+import logging
 import subprocess
 import sys
 from pathlib import Path
@@ -18,6 +19,8 @@ from tandem.data.manifest import read_any_manifest
 from tandem.errors import InputError
 from tandem.files import make_folder
 
+log = logging.getLogger(__name__)
+
 INITIAL = "initial.safetensors"  # the converted model, with which a run begins
 _ORIGIN = "keras"  # the condition that says what it was converted from
 
@@ -27,7 +30,7 @@ def with_keras_model(config: Config, folder: Path) -> Config:
 
     `network_options` are arguments of the function of `keras.applications`; by default ``classes``
     and ``input_shape`` are those of the data. A folder with checkpoints keeps the model of which
-    they are. Raises InputError where the model cannot be had, or is another.
+    they are. Raises InputError where the model cannot be had, or is another of the applications.
     """
     name = config.network
     if not is_keras_model(name):
@@ -41,9 +44,15 @@ def with_keras_model(config: Config, folder: Path) -> Config:
     if not target.exists() or (origin not in (None, found) and not list_checkpoints(folder)):
         _convert(name, target, options, {} if origin is None else {_ORIGIN: origin})
     elif None not in (origin, found) and origin != found:
-        raise InputError(
-            f"network: {folder} holds checkpoints of another model than {name} is now; expected "
-            "that model, or another weights_dir"
+        if name.startswith(KERAS_APPLICATIONS):
+            raise InputError(
+                f"network: {folder} holds checkpoints of {found}, expected that model, or another "
+                "weights_dir"
+            )
+        log.warning(  # Keras saves no model twice with the same bytes
+            "network: %s is not the file of which the checkpoints in %s are, which go on",
+            name,
+            folder,
         )
     header = read_header(target).network
     changes = {

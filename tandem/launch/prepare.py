@@ -49,6 +49,16 @@ from tandem.registry import check_class
 from tandem.training.run_spec import Job, RunSpec
 from tandem.validation import listed, shown, shown_size
 
+# What a validation has nothing of, so that it is not refused for what training would be.
+_OF_TRAINING = {
+    "rand_colour": 0.0,
+    "trace": "off",
+    "load_epoch": "latest",
+    "average_overwrites": 0,
+    "clip_norm": None,
+    "clip_global_norm": None,
+    "clip_value": None,
+}
 _LEAST_ADDRESSES = 5 << 28  # bytes; a trainer of a tiny network takes 1.1 GB
 
 log = logging.getLogger(__name__)
@@ -81,7 +91,7 @@ def prepare_run(
         The first thing that is missing, damaged or does not fit.
     """
     if job == "validate":
-        config = config.model_copy(update={"rand_colour": 0.0, "trace": "off"})  # of training
+        config = config.model_copy(update=_OF_TRAINING)
     config = resolve(config, ranks)
     resumed = None
     if job == "train":
@@ -215,7 +225,8 @@ def _check_minibatch(spec: RunSpec) -> None:
 def _check_metrics(spec: RunSpec) -> None:
     """Refuse a metric of classes of targets with one value, and a function that is not there."""
     has_classes = spec.train.target == CLASS_LABEL or spec.classes > 1
-    _check_followed(spec.config, spec.train.target == CLASS_LABEL, spec.classes)
+    if spec.job == "train":
+        _check_followed(spec.config, spec.train.target == CLASS_LABEL, spec.classes)
     for metric in metrics_of(spec.config.metrics):
         if isinstance(metric, OwnMetric):
             metric.find()

@@ -10,6 +10,7 @@ it may not notice its end.
 """
 
 import contextlib
+import faulthandler
 import functools
 import logging
 import multiprocessing
@@ -17,7 +18,7 @@ import os
 import sys
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from types import TracebackType
@@ -46,6 +47,7 @@ log = logging.getLogger(__name__)
 
 Made = TypeVar("Made")
 
+JOIN_SECONDS = 300.0  # for all ranks of a program
 FIRST_TIMEOUT = 60.0  # before the configuration is known
 END_SECONDS = 10.0  # for a trainer to end, once all have agreed to
 SAVE_SECONDS = 60.0  # for a trainer that has lost another to save the last step
@@ -72,7 +74,8 @@ def work_on_ranks(work: Callable[[Launcher], int]) -> int:
     """
     configure_logging()
     try:
-        world = join()
+        with _at_once():
+            world = join()
     except InputError as error:
         log.error("error: %s", error)
         return 2
@@ -85,6 +88,16 @@ def work_on_ranks(work: Callable[[Launcher], int]) -> int:
             return end.code if isinstance(end.code, int) else 0
 
     return _work_together(world, status_of)
+
+
+@contextlib.contextmanager
+def _at_once() -> Iterator[None]:
+    """End this process if it does not join in time: MPI may not see that another has ended."""
+    faulthandler.dump_traceback_later(JOIN_SECONDS, exit=True, file=sys.__stderr__ or 2)
+    try:
+        yield
+    finally:
+        faulthandler.cancel_dump_traceback_later()
 
 
 @functools.cache
@@ -103,7 +116,8 @@ def _ranks_of_script() -> RankGroup:
 def work_on_ranks_of_script(work: Callable[[Launcher], Made]) -> Made:
     """Do `work` on rank 0 of a script that all ranks execute; return its result at each.
 
-    Every rank calls this as often as the others, and passes its time as it likes in between.
+    Every rank calls this as often as the others, and passes its time as it likes in between, but
+    does not end there by `sys.exit`, for which the others would wait.
     Raises InputError at all ranks where `work` does.
     """
 

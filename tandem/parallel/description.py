@@ -186,7 +186,7 @@ def describe(
     ]
     update_ops = {variable: op for variable, _, op in triples}
     results = [*resolved.outputs, *resolved.updates.values()]
-    check_no_generators([*results, *resolved.updates])
+    check_no_generators([*results, *resolved.updates], [*scattered, *sliceables])
     numbers = _row_numbers(results, [*scattered, *broadcast])
     made = Description(
         scattered,

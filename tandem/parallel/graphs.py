@@ -217,17 +217,28 @@ def shared_inputs(variables: Iterable[Variable]) -> list[SharedVariable]:
     return list(dict.fromkeys(found))
 
 
-def check_no_generators(results: Iterable[Variable]) -> None:
-    """Raise ValueError if a random generator is among the variables that results are made of."""
-    for variable in ancestors(results):
-        if isinstance(variable.type, RandomType):
-            raise ValueError(
-                f"{variable.name or 'a variable'} is a random generator: each worker would "
-                "draw the same numbers for other rows; use dropout that is keyed by the row, "
-                "tandem.layers.dropout with Training(seed, epoch, indices=row_index()), or "
-                "tandem.ops.dropout_mask(seed, epoch, row_index(), ...), with another epoch in "
-                "each call"
-            )
+def check_no_generators(results: Iterable[Variable], rows: Iterable[Variable] = ()) -> None:
+    """Raise ValueError for a shared random generator, and for one that is drawn from for `rows`.
+
+    Any other draws the same for all workers, as it should.
+    """
+    made = [*ancestors(results)]
+    drawing = [
+        (variable, node)
+        for node in dict.fromkeys(variable.owner for variable in made if variable.owner)
+        for variable in node.inputs
+        if isinstance(variable.type, RandomType)
+    ]
+    refused = [v for v in made if isinstance(v, SharedVariable) and isinstance(v.type, RandomType)]
+    refused += [v for v, node in drawing if depends_on(node.inputs, rows)]
+    for variable in refused:
+        raise ValueError(
+            f"{variable.name or 'a variable'} is a random generator: each worker would "
+            "draw the same numbers for other rows; use dropout that is keyed by the row, "
+            "tandem.layers.dropout with Training(seed, epoch, indices=row_index()), or "
+            "tandem.ops.dropout_mask(seed, epoch, row_index(), ...), with another epoch in "
+            "each call"
+        )
 
 
 def replace_sliceables(

@@ -120,6 +120,7 @@ class Pool(Collectives):
         self._memory = HostBuffer.create(0, "residents")  # the master's
         self._device = ""  # the master's
         self._team: Team | None = None
+        self._end: weakref.finalize[..., Pool] | None = None  # of a team whose pool is gone
         self._pid = os.getpid()
         self.start(
             n_parallel,
@@ -209,8 +210,10 @@ class Pool(Collectives):
         try:
             if group is None:
                 self._team = PoolWorkers(settings, master_rank, access, buffers, timeout)
-                # The team ends by itself at the end of the program, before others it needs.
-                weakref.finalize(self, self._team.close).atexit = False
+                if self._end is not None:
+                    self._end.detach()  # it would keep the former team
+                self._end = weakref.finalize(self, self._team.close)
+                self._end.atexit = False  # a team ends by itself, before others that it needs
         except BaseException:
             self.rank.residents.leave()
             raise
@@ -297,7 +300,7 @@ class Pool(Collectives):
             The pool is closed.
         TypeError, ValueError
             An argument is not of these forms; an average of integers; a random generator among the
-            shared variables.
+            shared variables, or one from which rows are drawn.
         """
         self.check_open()
         description, returns_list = describe(

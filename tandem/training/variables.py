@@ -19,7 +19,7 @@ from tandem.training.graphs import GRADIENT, counts_errors
 
 Variables = dict[str, DeviceSharedVariable]
 SumName = Literal["train", "validation", "last"]
-_UNKNOWN = -(1 << 62)  # a count, to which others are added
+_UNKNOWN = -(1 << 52)  # a count, to which others are added
 
 
 class Placed(NamedTuple):
@@ -162,7 +162,7 @@ class NetworkVariables:
         images, loss = found.pop("images"), found.pop("loss")
         values = {n: tuple(v) if isinstance(v, list) else v for n, v in found.items()}
         for key, value in values.items():
-            uncounted = name == "train" and images and not self._config.print_train_error
+            uncounted = name != "validation" and images and not self._config.print_train_error
             if uncounted or (isinstance(value, int) and value < 0):
                 values[key] = math.nan
         return Sums(images, loss, values)

@@ -233,9 +233,12 @@ def test_random_generators_are_refused() -> None:
     _, drawn = generator.normal(size=(3,))
     with pytest.raises(ValueError, match=r"noise is a random generator.*Training\(seed, epoch"):
         check_no_generators(shared_inputs([drawn + vector("s")]))
-    constant = pt.random.normal(size=(3,), rng=pt.random.default_rng(1))
+    rows = pt.dmatrix("rows")
+    noise = pt.random.normal(size=(rows.shape[0],), rng=pt.random.default_rng(1))
     with pytest.raises(ValueError, match="a variable is a random generator"):
-        check_no_generators([2 * constant])
+        check_no_generators([2 * noise], [rows])
+    same_for_all = pt.random.normal(size=(3, 2), rng=pt.random.default_rng(1))
+    check_no_generators([rows @ same_for_all], [rows])
     check_no_generators([vector("s"), device_shared(VALUE)])
 
 

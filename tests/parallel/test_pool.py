@@ -496,6 +496,17 @@ def test_nothing_is_left_of_pools() -> None:
     assert counts[1] == counts[2]
 
 
+def test_a_pool_that_starts_again_keeps_nothing_of_its_former_workers() -> None:
+    pool, counts = Pool(2, use_gpu=False, threads=1), []
+    for _ in range(4):
+        pool.close()
+        pool.start(2, use_gpu=False, threads=1)
+        gc.collect()
+        counts.append(len([*Path("/proc/self/fd").iterdir()]))
+    pool.close()
+    assert counts[-1] <= counts[0]
+
+
 def test_a_pool_that_nobody_has_any_more_ends_its_workers() -> None:
     earlier = descendants()
     pool = Pool(2, use_gpu=False, threads=1)
