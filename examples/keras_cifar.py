@@ -14,6 +14,7 @@ from typing import Any
 
 import tandem.keras
 from tandem import datasets
+from tandem.cli import exit_status
 
 # isort: split
 import keras
@@ -76,4 +77,4 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 
 if __name__ == "__main__":
-    main()
+    raise SystemExit(exit_status(main))

@@ -21,6 +21,7 @@ from typing import Any
 import numpy as np
 
 import tandem.keras
+from tandem.cli import exit_status
 from tandem.errors import InputError
 
 # isort: split
@@ -143,4 +144,4 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-    raise SystemExit(main())
+    raise SystemExit(exit_status(main))

@@ -13,6 +13,7 @@ from collections.abc import Sequence
 import tandem.keras
 from examples.keras_cifar import make_model
 from tandem import datasets
+from tandem.cli import exit_status
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -35,4 +36,4 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 
 if __name__ == "__main__":
-    main()
+    raise SystemExit(exit_status(main))

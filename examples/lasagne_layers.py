@@ -142,6 +142,8 @@ class Pool2DLayer(Layer):
         _, channels, *sides = incoming.output_shape
         whole = math.ceil if self.ceil else math.floor  # of windows
         sides = [whole((side - pool_size) / self.stride) + 1 for side in sides]
+        if self.ceil and self.stride >= pool_size:  # no window begins beyond the image
+            sides = [-(-side // self.stride) for side in incoming.output_shape[2:]]
         self.output_shape = None, channels, *sides
 
     def output(self, inputs: list[TensorVariable], deterministic: bool) -> TensorVariable:

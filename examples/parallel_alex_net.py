@@ -17,6 +17,7 @@ import pytensor.tensor as pt
 
 import tandem.parallel as synk
 from alex_net import AlexNet
+from tandem.cli import exit_status
 from tandem.data.augment import Augmentation, windows
 from tandem.data.dataset import open_split
 from tandem.data.manifest import read_manifest
@@ -154,4 +155,4 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-    raise SystemExit(main())
+    raise SystemExit(exit_status(main))

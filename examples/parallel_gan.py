@@ -26,6 +26,7 @@ from safetensors.numpy import load_file, save_file
 
 import tandem.parallel as synk
 from tandem import datasets
+from tandem.cli import exit_status
 from tandem.files import replacing
 from tandem.ops import Conv2dInputGrad, conv2d
 from tandem.parallel.extensions import updates
@@ -167,13 +168,14 @@ class Training:
         rng = np.random.default_rng((2, number))
         of_critic, of_generator = [], []
         order, count = rng.permutation(len(pictures)), LOSSES[self.kind]
+        before = (number - 1) * -(-len(order) // BATCH)  # minibatches of the critic so far
         for start in range(0, len(order), BATCH):
             rows = np.sort(order[start : start + BATCH])
             inputs = [pictures[rows], self.draw(rng, len(rows))]
             if self.kind == "wgan-gp":
                 inputs.append(rng.random(len(rows), np.float32))
             of_critic.append(self.train_critic(*inputs))
-            if len(of_critic) % count == 0:
+            if (before + len(of_critic)) % count == 0:
                 of_generator.append(self.train_generator(self.draw(rng, BATCH)))
         return float(np.mean(of_critic)), float(np.mean(of_generator or [math.nan]))
 
@@ -252,4 +254,4 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-    raise SystemExit(main())
+    raise SystemExit(exit_status(main))

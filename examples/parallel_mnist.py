@@ -22,6 +22,7 @@ import pytensor.tensor as pt
 import examples.lasagne_layers as lasagne
 import tandem.parallel as synk
 from tandem import datasets
+from tandem.cli import exit_status
 from tandem.parallel.extensions import updates
 
 MODELS = "mlp, cnn or custom_mlp:DEPTH,WIDTH,DROP_IN,DROP_HID"
@@ -159,6 +160,9 @@ def main(arguments: list[str] | None = None) -> int:
     except ValueError as error:
         parser.error(str(error))
     data = datasets.load(chosen.data, chosen.source)
+    most = len(data[0][1]) * 5 // 6
+    if not max(1, chosen.workers) <= chosen.batch <= most:
+        parser.error(f"--batch: found {chosen.batch}, expected {chosen.workers} to {most} pictures")
     synk.fork(chosen.workers, use_gpu=False, threads=1)
     try:
         train(chosen.model, data, chosen.batch, chosen.epochs, chosen.scattered)
@@ -168,4 +172,4 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-    raise SystemExit(main())
+    raise SystemExit(exit_status(main))

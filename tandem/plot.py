@@ -64,10 +64,22 @@ class Run:
     filters: npt.NDArray | None = None  # (filter, RGB, row, column) of its newest checkpoint
 
     @property
+    def validated(self) -> tuple[ValidationRecord, ...]:
+        """Of the epochs that had a validation."""
+        return tuple(record for record in self.validation if record.images)
+
+    @property
+    def earlier_epochs(self) -> int:
+        """Epochs before the first that is recorded: those of a former `fit`."""
+        firsts = [r.epoch for r in self.train[:1]] + [r.epoch for r in self.validation[:1]]
+        return max(1, min(firsts, default=1)) - 1
+
+    @property
     def steps_per_epoch(self) -> float | None:
         """Mean steps per epoch; None before the first validation."""
         last = self.validation[-1] if self.validation else None
-        return last.step / last.epoch if last and last.epoch and last.step else None
+        epochs = last.epoch - self.earlier_epochs if last else 0
+        return last.step / epochs if last and epochs and last.step else None
 
     @property
     def seconds(self) -> Values:
@@ -217,8 +229,10 @@ class Panel:
 
     def places(self, run: Run, records: Records) -> Values:
         """Positions of records along the axis."""
-        scale = (run.steps_per_epoch or 1) if self.in_epochs else 1
-        return np.array([record.step / scale for record in records], float)
+        before, scale = 0, 1.0
+        if self.in_epochs:
+            before, scale = run.earlier_epochs, run.steps_per_epoch or 1
+        return np.array([before + record.step / scale for record in records], float)
 
     def thin(self, run: Run, style: Style, values: Sequence[float], label: str = "") -> None:
         """Draw values of training records."""
@@ -232,7 +246,7 @@ class Panel:
     ) -> None:
         """Draw values of validation records."""
         look = style.line(len(values), strong=True, hollow=hollow)
-        places = self.places(run, run.validation)
+        places = self.places(run, run.validated)
         self.axis.plot(places, values, label=label, clip_on=False, zorder=3, **look)
 
     def finish(self, title: str, several: bool = False) -> None:
@@ -240,7 +254,7 @@ class Panel:
         self.axis.set_title(title)
         self.axis.set_xlabel("epochs" if self.in_epochs else "steps")
         self.axis.set_xlim(left=0)
-        if self.axis.get_yscale() == "linear":
+        if self.axis.get_yscale() == "linear" and not self.axis.dataLim.y0 < 0:
             self.axis.set_ylim(bottom=0)
         self.axis.grid(alpha=0.3)
         handles, labels = self.axis.get_legend_handles_labels()
@@ -290,15 +304,15 @@ def _name_runs(figure: Any, runs: Sequence[Run]) -> None:
 
 def _draw_loss(panel: Panel, run: Run, style: Style) -> None:
     panel.thin(run, style, [record.loss for record in run.train], "training")
-    panel.strong(run, style, [record.loss for record in run.validation], "validation")
+    panel.strong(run, style, [record.loss for record in run.validated], "validation")
 
 
 def _draw_errors(panel: Panel, run: Run, style: Style) -> None:
     train = [math.nan if r.top1_error is None else 100 * r.top1_error for r in run.train]
     if not np.isnan(train).all():
         panel.thin(run, style, train, "training top-1")
-    top1 = [100 * record.top1_error for record in run.validation]
-    top5 = [100 * record.top5_error for record in run.validation]
+    top1 = [100 * record.top1_error for record in run.validated]
+    top5 = [100 * record.top5_error for record in run.validated]
     panel.strong(run, style, top1, "validation top-1")
     panel.strong(run, style, top5, "validation top-5", hollow=True)
 

@@ -7,6 +7,7 @@ The page needs no other file. Its timeline is of a run with trace: steps or ops.
 """
 
 import logging
+import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -69,7 +70,9 @@ def report(options: ReportOptions) -> None:
     if run.filters is not None:
         page.section("Filters of the first layer", "Each is scaled by its largest weight.")
         scale = -(-_FILTER_PIXELS // max(run.filters.shape[2:]) // 2)
-        page.picture(_enlarged(filter_grid(run.filters, scale)), "Filters of the first layer")
+        from PIL import Image
+
+        page.picture(Image.fromarray(filter_grid(run.filters, scale)), "Filters of the first layer")
     _add_pictures(page, settings)
     _add_timeline(page, folder)
     page.section("Settings")
@@ -82,15 +85,10 @@ def report(options: ReportOptions) -> None:
     log.info("wrote %s", output)
 
 
-def _enlarged(grid: Any) -> Any:
-    from PIL import Image
-
-    return Image.fromarray(grid)
-
-
 def _add_result(page: Page, run: Run) -> None:
     rows = []
-    last, best = run.validation[-1:], sorted(run.validation, key=lambda record: record.top1_error)
+    counted = [record for record in run.validated if not math.isnan(record.top1_error)]
+    last, best = run.validated[-1:], sorted(counted, key=lambda record: record.top1_error)
     for name, records in (("last", last), ("best by top-1 error", best[:1])):
         rows += [(name, *_values(record)) for record in records]
     if rows:
@@ -101,7 +99,10 @@ def _add_result(page: Page, run: Run) -> None:
 
 
 def _values(record: ValidationRecord) -> tuple[Any, ...]:
-    errors = (f"{100 * error:.2f} %" for error in (record.top1_error, record.top5_error))
+    errors = (
+        "" if math.isnan(error) else f"{100 * error:.2f} %"
+        for error in (record.top1_error, record.top5_error)
+    )
     return record.epoch, record.step, record.loss, *errors
 
 

@@ -86,6 +86,30 @@ def test_steps_are_the_axis_until_an_epoch_is_validated(tmp_path: Path) -> None:
     assert loss["validation"] == ([], [])
 
 
+def test_a_second_fit_begins_where_the_first_has_ended(tmp_path: Path) -> None:
+    """Its epochs go on, and its steps begin anew."""
+    (run,) = read(record_run(tmp_path / "run"))
+    later = replace(
+        run,
+        train=tuple(replace(r, epoch=r.epoch + 6) for r in run.train),
+        validation=tuple(replace(r, epoch=r.epoch + 6) for r in run.validation),
+    )
+    for each, first in ((run, 0), (later, 6)):
+        line = next(x for x in draw([each]).axes[0].lines if x.get_label() == "validation")
+        np.testing.assert_allclose(line.get_xdata(), first + np.array([1, 2, 3]))
+
+
+def test_epochs_without_validation_and_losses_below_zero(tmp_path: Path) -> None:
+    (run,) = read(record_run(tmp_path / "run"))
+    nan = math.nan
+    skipped = replace(run.validation[1], images=0, loss=nan, top1_error=nan, top5_error=nan)
+    validation = (replace(run.validation[0], loss=-2.0), skipped, run.validation[2])
+    axis = draw([replace(run, validation=validation)]).axes[0]
+    line = next(x for x in axis.lines if x.get_label() == "validation")
+    np.testing.assert_allclose(line.get_xdata(), [1, 3])
+    assert axis.get_ylim()[0] <= -2
+
+
 def test_runs_are_told_apart_by_colour_and_marker_and_named_once(tmp_path: Path) -> None:
     assert len({style.colour for style in STYLES}) == len({style.marker for style in STYLES}) == 7
     folders = [record_run(tmp_path / name) for name in ("first", "second")]

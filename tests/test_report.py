@@ -1,9 +1,12 @@
 """The page of a run, in a browser."""
 
+import math
+import re
 from pathlib import Path
 
 import pytest
 
+from tandem.artifacts.metrics_log import MetricsLog, ValidationRecord
 from tandem.config.command_line import load_config
 from tandem.config.schema import save_config
 from tandem.report import run_report
@@ -51,3 +54,18 @@ def test_a_run_without_checkpoint_trace_and_data(tmp_path: Path) -> None:
 def test_a_folder_that_is_no_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert run_report([str(tmp_path)], None) == 2
     assert f"error: {tmp_path}/record.jsonl" in capsys.readouterr().err
+
+
+def test_epochs_without_a_validation_are_no_result(tmp_path: Path) -> None:
+    nan = math.nan
+    errors = {1: nan, 2: 0.5, 3: nan, 4: 0.25, 5: 0.75, 6: nan}
+    with MetricsLog(record_run(tmp_path / "run", epochs=0) / "record.jsonl") as log:
+        for epoch, error in errors.items():
+            measured = (1.0, error, error, 0 if math.isnan(error) else 9)
+            log.append(ValidationRecord(epoch, 10 * epoch, *measured))
+    save_config(load_config(settings(tmp_path / "gone", tmp_path / "run")), tmp_path / "run")
+    assert run_report([str(tmp_path / "run")], None) == 0
+    text = (tmp_path / "run" / "report.html").read_text()
+    table = re.sub(r"<[^>]+>", " ", text.split("<h2>Result")[1].split("<h2>")[0])
+    assert re.search(r"last\s+5\s+50 .*best by top-1 error\s+4\s+40 .*25\.00 %", table, re.DOTALL)
+    assert "nan" not in table
