@@ -378,7 +378,8 @@ def _compile(graph: FunctionGraph) -> Function:
     limit_openblas()
     copy = graph.clone()
     _keep_nan(copy)
-    with pytensor.config.change_flags(numba__fastmath=False):
+    # Numba rewrites what is within a loop by the mode of the configuration, which may be ours.
+    with pytensor.config.change_flags(numba__fastmath=False, mode="NUMBA"):
         function = pytensor.function(
             copy.inputs, copy.outputs, mode="NUMBA", trust_input=True, on_unused_input="ignore"
         )

@@ -25,6 +25,7 @@ from tandem.artifacts.checkpoint import (
     read_header,
     save_checkpoint,
 )
+from tandem.artifacts.run_folder import list_checkpoints
 from tandem.artifacts.unsupported import describe_unsupported
 from tandem.cli import CommandLine, Options, PathOption, option, run_program
 from tandem.convert.caffe import alexnet, read_layers, read_mean_proto
@@ -137,6 +138,8 @@ def convert(source: Path, target: Path, settings: Settings) -> None:
         ".binaryproto": _convert_mean,
         ".keras": _convert_keras,
     }
+    if source.is_dir() and (checkpoints := list_checkpoints(source)):  # of a run
+        source = checkpoints[-1]
     if source.is_dir():
         _convert_folder(source, target, settings)
     elif not source.exists():

@@ -123,4 +123,7 @@ def write(
     if pad:
         raise InputError(f"--pad: found {pad} with arrays {x.shape} in {x.dtype}, expected 0")
     write_arrays(folder, train, validation, names)
-    return f"{folder}: {counts} rows of {x.shape[1:]}; for train.py: --data_folder {folder}"
+    return (
+        f"{folder}: {counts} rows of {x.shape[1:]}; for train.py: --network MODEL.keras"
+        f" --data_folder {folder}"
+    )

@@ -345,6 +345,20 @@ def test_a_loop_and_its_gradient_are_one_region(computed: list[Any]) -> None:
     assert len(function.maker.fgraph.apply_nodes) == 1
 
 
+def test_a_loop_has_no_regions_of_its_own_where_the_mode_is_the_configuration_s() -> None:
+    """Numba would compute these in object mode, which takes 40 times as long, and warn of it."""
+    with pytensor.config.change_flags(mode=MODE):
+        states = pytensor.scan(
+            lambda b, a: pt.tanh(a * 0.5 + b), [m], [pt.zeros(5)], return_updates=False
+        )
+        found = pytensor.function([m], [states[-1], pytensor.grad(states[-1].sum(), m)])(rows(5, 5))
+    expected = pytensor.function([m], [states[-1], pytensor.grad(states[-1].sum(), m)], mode=MODE)(
+        rows(5, 5)
+    )
+    for one, other in zip(found, expected, strict=True):
+        np.testing.assert_array_equal(one, other)
+
+
 def test_numbers_of_a_region_reach_other_kernels(computed: list[Any]) -> None:
     halves = pt.vector("halves", dtype="float16")  # which no region takes
     start = pt.argmax(pt.exp(x) * pt.tanh(x))

@@ -172,6 +172,17 @@ def test_what_is_refused(folder: Path, tmp_path: Path, capsys: pytest.CaptureFix
     assert not (tmp_path / "x.safetensors").exists()
 
 
+def test_the_folder_of_a_run_is_its_newest_checkpoint(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    converted: list[Path] = []
+    monkeypatch.setattr(cli, "_convert_safetensors", lambda path, *_: converted.append(path))
+    for epoch in (1, 2):
+        (tmp_path / f"epoch-000{epoch}.safetensors").touch()
+    cli.convert(tmp_path, tmp_path / "a.keras", cli.Settings())
+    assert converted == [tmp_path / "epoch-0002.safetensors"]
+
+
 @pytest.mark.slow
 def test_the_published_archive_at_its_full_size(tmp_path: Path, monkeypatch) -> None:
     """A synthetic release: the true one has not been seen, only its names and shapes are known."""
