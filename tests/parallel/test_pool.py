@@ -508,10 +508,12 @@ def test_a_pool_that_starts_again_keeps_nothing_of_its_former_workers() -> None:
 
 
 def test_a_pool_that_nobody_has_any_more_ends_its_workers() -> None:
-    earlier = descendants()
+    x, earlier = pt.dmatrix("x"), descendants()
     pool = Pool(2, use_gpu=False, threads=1)
+    total = pool.function([x], (x.sum(), "sum"))
+    total(ROWS)  # the worker is there by now, under its own name
     made = descendants() - earlier
-    del pool
+    del pool, total
     gc.collect()
     assert made - descendants()
 
