@@ -11,6 +11,7 @@ import pickle
 import shutil
 import signal
 import socket
+import stat
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -599,7 +600,9 @@ def wait_for_record(run: Path, process: Any, lines: int) -> None:
 @pytest.mark.slow
 @needs_proc
 def test_a_run_can_be_reached_by_nobody(data: Path, tmp_path: Path, monkeypatch) -> None:
-    """No socket listens, no memory has a name, and the temporary folder stays as it was."""
+    """No socket listens but that of the server of copies, which is the user's alone, and no memory
+    has a name.
+    """
     temporary, run, before = tmp_path / "tmp", tmp_path / "run", shared_memory()
     temporary.mkdir()
     monkeypatch.setenv("TMPDIR", str(temporary))
@@ -609,9 +612,12 @@ def test_a_run_can_be_reached_by_nobody(data: Path, tmp_path: Path, monkeypatch)
         wait_for_record(run, process, 20)
         members = tiny.group_members(process.pid)
         assert len(members) >= 5, "a launcher, two trainers and two loaders"
-        assert reachable(members) == []
+        (folder,) = temporary.iterdir()
+        (listener,) = folder.iterdir()
+        assert (stat.S_IMODE(folder.stat().st_mode), listener.is_socket()) == (0o700, True)
+        assert stat.S_IMODE(listener.stat().st_mode) == 0o600
+        assert [line for line in reachable(members) if str(listener) not in line] == []
         assert shared_memory() <= before
-        assert [path.name for path in temporary.rglob("*")] == []
     finally:
         os.killpg(process.pid, signal.SIGINT)
         process.communicate(timeout=30)
