@@ -77,10 +77,9 @@ def einsum_dense(layer: Call, x: TensorVariable) -> TensorVariable:
     weight = layer.parameter("kernel", [size[letter] for letter in weighted])
     y = pt.einsum(f"{given},{weighted}->{made}", x, weight)
     axes = layer.value("bias_axes")
-    if axes is not None:
+    if axes is not None:  # lengths of 1 stand between them
         last = made[min(made.index(letter) for letter in axes) :]
-        bias = layer.parameter("bias", [size[c] if c in axes else 1 for c in last])
-        y = y + pt.specify_shape(bias, [size[c] if c in axes else 1 for c in last])
+        y = y + layer.parameter("bias", [size[c] if c in axes else 1 for c in last])
     return activated(layer, pt.specify_shape(y, (None, *(size[letter] for letter in made[1:]))))
 
 
