@@ -23,7 +23,7 @@ from PIL import Image
 from tandem.artifacts.run_folder import CONFIGURATION, list_checkpoints
 from tandem.cli import CommandLine, Options, PathOption, option, run_program
 from tandem.config.command_line import load_config
-from tandem.errors import InputError
+from tandem.errors import InputError, explained
 from tandem.files import write_json
 from tandem.launch.local import LocalLauncher
 from tandem.launch.programs import execute_validation
@@ -120,12 +120,10 @@ def make_digits(folder: Path, size: int) -> None:
         _check_existing(folder, record)
         log.info("%s: the digits exist already", folder)
         return
-    try:
+    with explained(folder, "cannot be written"):
         folder.parent.mkdir(parents=True, exist_ok=True)
         partial = folder.with_name(f".{folder.name}.{secrets.token_hex(4)}")
         partial.mkdir()
-    except OSError as error:
-        raise InputError(f"{folder}: cannot be written: {error.strerror}") from None
     try:
         written = _write_pictures(partial, size)
         write_json(partial / _RECORD, record)

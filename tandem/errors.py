@@ -1,5 +1,8 @@
 """Errors that a user can put right, and the failure of a run."""
 
+import contextlib
+from collections.abc import Iterator
+
 
 class InputError(Exception):
     """Something that the user gave cannot be used: a file, a folder, a setting, a device.
@@ -15,3 +18,13 @@ class RunError(RuntimeError):
     The message is the root cause in one line, with the process in which it lay, such as "trainer 0:
     was killed by SIGKILL"; a note has that process's traceback, if it left one.
     """
+
+
+@contextlib.contextmanager
+def explained(what: object, fault: str, *others: type[Exception]) -> Iterator[None]:
+    """Context manager: turn an OSError, or one of `others`, into InputError "WHAT: FAULT: why"."""
+    try:
+        yield
+    except (OSError, *others) as error:
+        reason = getattr(error, "strerror", None) or error
+        raise InputError(f"{what}: {fault}: {reason}") from error

@@ -13,7 +13,9 @@ from typing import Any
 
 import numpy as np
 
-from tandem.errors import InputError
+from tandem.errors import InputError, explained
+
+LOCK_NAME = ".lock"
 
 
 @contextlib.contextmanager
@@ -68,10 +70,8 @@ def write_json(path: Path, value: Any, default: Callable[[Any], Any] | None = No
 
 def make_folder(folder: Path) -> None:
     """Make a folder and its parents; raises InputError unless it is then writable."""
-    try:
+    with explained(folder, "the folder cannot be made"):
         folder.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise InputError(f"{folder}: the folder cannot be made: {error.strerror}") from None
     if not os.access(folder, os.W_OK | os.X_OK):
         raise InputError(f"{folder}: found a folder that is not writable, expected one that is")
 
@@ -93,21 +93,43 @@ def remove_partials(folder: Path) -> None:
         partial.unlink(missing_ok=True)
 
 
+def lock(folder: Path) -> int | None:
+    """Lock `folder`; return the descriptor that holds the lock, or None while another one does.
+
+    The kernel releases it when its last holder ends. It is on a file in the folder, which `unlock`
+    removes: network file systems support locks of files that are open for writing, but not of
+    folders.
+    """
+    path, held = folder / LOCK_NAME, False
+    descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        # The last holder removed the file that it had locked: this may be another one.
+        held = os.path.samestat(os.fstat(descriptor), path.stat())
+    except (BlockingIOError, FileNotFoundError):
+        pass
+    finally:
+        if not held:
+            os.close(descriptor)
+    return descriptor if held else None
+
+
+def unlock(folder: Path, descriptor: int) -> None:
+    """Release what `lock` gave."""
+    with contextlib.suppress(OSError):
+        (folder / LOCK_NAME).unlink()
+    os.close(descriptor)
+
+
 @contextlib.contextmanager
 def locked(folder: Path) -> Iterator[None]:
-    """Context manager: lock `folder`; the lock ends with the process, however it ends.
-
-    Raises InputError if another process holds it.
-    """
-    descriptor = os.open(folder, os.O_RDONLY)
+    """Context manager: hold the `lock` of a folder. Raises InputError if another process has it."""
+    if (descriptor := lock(folder)) is None:
+        raise InputError(f"{folder}: another run is using this folder")
     try:
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            raise InputError(f"{folder}: another run is using this folder") from None
         yield
     finally:
-        os.close(descriptor)
+        unlock(folder, descriptor)
 
 
 def _flush_folder(folder: Path) -> None:

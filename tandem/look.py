@@ -30,7 +30,7 @@ from tandem.data.manifest import Manifest, read_manifest
 from tandem.data.mean_image import read_mean
 from tandem.data.minibatch import MinibatchRequest
 from tandem.data.order import epoch_order, global_minibatch, minibatch_count
-from tandem.errors import InputError
+from tandem.errors import InputError, explained
 from tandem.files import replacing
 from tandem.launch.prepare import check_crop_size
 from tandem.memory import HostBuffer, Slot
@@ -98,11 +98,8 @@ def look(options: LookOptions) -> None:
     ]
     frames = [_FRAME] * len(captions)
     sheet = contact_sheet(batch.crops, captions, 2, frames, min(ACROSS, len(captions)))
-    try:
-        with replacing(options.output) as partial:
-            sheet.save(partial, format="png")
-    except OSError as error:
-        raise InputError(f"{options.output}: cannot be written ({error.strerror})") from error
+    with explained(options.output, "cannot be written"), replacing(options.output) as partial:
+        sheet.save(partial, format="png")
     counts = count_classes(manifest)
     sys.stdout.write(counts_as_json(counts) if options.as_json else describe_counts(counts))
     log.info("wrote %d pictures of %s to %s", len(captions), options.split, options.output)

@@ -21,7 +21,7 @@ from tandem.artifacts.metrics_log import TrainRecord, ValidationRecord, read_rec
 from tandem.artifacts.run_folder import RECORD, find_checkpoint, list_checkpoints
 from tandem.artifacts.visualize import colour_filters, filter_grid
 from tandem.cli import CommandLine, Options, PathOption, launch_commands, option, run_program
-from tandem.errors import InputError
+from tandem.errors import InputError, explained
 from tandem.files import replacing
 
 log = logging.getLogger("tandem.plot")  # __name__ is __main__ in the program
@@ -124,11 +124,8 @@ def draw_runs(runs: Path | Sequence[Path], output: Path) -> None:
     figure = draw([read_run(path, name) for path, name in zip(paths, _names(paths), strict=True)])
     import matplotlib as mpl
 
-    try:
-        with replacing(output) as partial, mpl.rc_context(TYPE):
-            figure.savefig(partial, format=output.suffix[1:].lower(), dpi=150)
-    except OSError as error:
-        raise InputError(f"{output}: cannot be written ({error.strerror})") from error
+    with explained(output, "cannot be written"), replacing(output) as partial, mpl.rc_context(TYPE):
+        figure.savefig(partial, format=output.suffix[1:].lower(), dpi=150)
 
 
 class PlotOptions(Options):

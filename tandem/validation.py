@@ -233,7 +233,7 @@ def _read(parse: Any, path: Path, content: str | bytes | None) -> Any:
     try:
         return parse(path.read_bytes() if content is None else content)
     except OSError as error:
-        raise InputError(f"{path}: cannot be read ({error.strerror})") from error
+        raise InputError(f"{path}: cannot be read: {error.strerror}") from error
     except ValueError as error:
         raise InputError(f"{path}: {error}") from error
 

@@ -1,6 +1,7 @@
 """Files that are written whole or not at all."""
 
 import errno
+import fcntl
 import os
 import stat
 from collections.abc import Iterator
@@ -11,7 +12,8 @@ import numpy as np
 import pytest
 from safetensors.numpy import save_file
 
-from tandem.files import replacing, write_array, write_json
+from tandem.errors import InputError
+from tandem.files import locked, replacing, write_array, write_json
 
 
 @pytest.fixture(params=[0o022, 0o027, 0o002])
@@ -48,4 +50,23 @@ def test_a_short_write_has_a_reason_and_a_name(tmp_path: Path) -> None:
 def test_a_block_that_raises_leaves_nothing(tmp_path: Path) -> None:
     with pytest.raises(NotADirectoryError), replacing(tmp_path / "a.json") as partial:
         (partial / "b").touch()
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_folder_of_a_network_file_system_is_locked(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They lock files that are open for writing, as NFS does by byte ranges, and no folders."""
+    flock = fcntl.flock
+
+    def of_nfs(descriptor: int, operation: int) -> None:
+        if fcntl.fcntl(descriptor, fcntl.F_GETFL) & os.O_ACCMODE == os.O_RDONLY:
+            raise OSError(errno.EBADF, "Bad file descriptor")
+        flock(descriptor, operation)
+
+    monkeypatch.setattr(fcntl, "flock", of_nfs)
+    with locked(tmp_path):
+        with pytest.raises(InputError, match="another run is using"), locked(tmp_path):
+            pass
+        assert [path.name for path in tmp_path.iterdir()] == [".lock"]
     assert list(tmp_path.iterdir()) == []

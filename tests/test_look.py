@@ -178,7 +178,7 @@ def test_what_cannot_be_shown_is_refused(
     data = prepare(tmp_path / "data", train=5, validation=2)
     for changes, expected in (
         ({"output": "a.jpg"}, "--output: found a.jpg, expected a file whose name ends .png"),
-        ({"output": tmp_path / "none" / "a.png"}, "cannot be written (No such file"),
+        ({"output": tmp_path / "none" / "a.png"}, "cannot be written: No such file"),
         ({"count": 0}, "--count is 0; it must be a whole number from 1 to 1024"),
         ({"split": "val"}, '--split is "val"; it must be train or validation'),
         ({"crop_size": 71}, "crop_size is 71, but the pictures of"),

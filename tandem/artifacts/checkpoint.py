@@ -260,7 +260,7 @@ def _opened(path: Path) -> Iterator[tuple[Any, _Metadata, _Described]]:
                 raise Damaged(f"{path}: not a whole checkpoint: {fault}")
             yield file, metadata, described
     except (OSError, MemoryError) as error:
-        raise InputError(f"{path}: the checkpoint cannot be read ({error})") from error
+        raise InputError(f"{path}: the checkpoint cannot be read: {error}") from error
     except (ValueError, SafetensorError) as error:
         if unsupported := describe_unsupported(path):
             raise InputError(f"{path}: {unsupported}") from error

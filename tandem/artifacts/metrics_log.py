@@ -19,7 +19,7 @@ from typing import Annotated, Any, ClassVar, Self
 from pydantic import BeforeValidator, ConfigDict, Field
 
 from tandem.artifacts.checkpoint import RunState
-from tandem.errors import InputError
+from tandem.errors import InputError, explained
 from tandem.files import replacing
 from tandem.validation import parse_json, shown, validated
 
@@ -139,20 +139,16 @@ class MetricsLog:
 
     def __init__(self, path: Path) -> None:
         self._path = path
-        try:
+        with explained(path, "the record cannot be written"):
             self._file = path.open("ab+", buffering=0)
-        except OSError as error:
-            raise InputError(f"{path}: the record cannot be written ({error.strerror})") from error
         _end_last_line(self._file.fileno(), path.read_bytes())
 
     def append(self, record: Record) -> None:
         """Write one line and flush it to the system; raises InputError, e.g. for a full disk."""
         line = to_json(record).encode() + b"\n"
-        try:
+        with explained(self._path, "cannot be written"):
             while line:
                 line = line[self._file.write(line) :]
-        except OSError as error:
-            raise InputError(f"{self._path}: cannot be written ({error.strerror})") from error
 
     def complete(self, latest: Sequence[Record]) -> None:
         """Append those of the latest records, a few, that are not among the last lines."""
@@ -173,10 +169,8 @@ class MetricsLog:
 
     def sync(self) -> None:
         """Flush all lines to the disk; raises InputError where that fails."""
-        try:
+        with explained(self._path, "cannot be written"):
             os.fsync(self._file.fileno())
-        except OSError as error:
-            raise InputError(f"{self._path}: cannot be written ({error.strerror})") from error
 
     def close(self) -> None:
         self._file.close()
@@ -224,10 +218,8 @@ def _lies_before(record: Record, state: RunState) -> bool:
 
 
 def _lines(path: Path) -> Iterator[tuple[bytes, Record]]:
-    try:
+    with explained(path, "cannot be read as a record"):
         *whole, rest = path.read_bytes().split(b"\n")
-    except OSError as error:
-        raise InputError(f"{path}: cannot be read as a record ({error.strerror})") from error
     for number, line in enumerate(whole, 1):
         try:
             yield line, from_json(line)

@@ -8,7 +8,7 @@ from html import escape
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from tandem.errors import InputError
+from tandem.errors import explained
 from tandem.files import make_folder, write_text
 
 if TYPE_CHECKING:
@@ -77,11 +77,9 @@ class Page:
 
     def write(self, path: Path) -> None:
         """Write the page, whole or not at all; raises InputError where that is impossible."""
-        try:
+        with explained(path, "cannot be written"):
             make_folder(path.parent)
             write_text(path, "".join([*self._parts, "</body>\n</html>\n"]))
-        except OSError as error:
-            raise InputError(f"{path}: cannot be written ({error.strerror})") from error
 
     def _image(self, kind: str, content: bytes, description: str) -> None:
         data = base64.b64encode(content).decode()

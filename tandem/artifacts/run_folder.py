@@ -35,7 +35,7 @@ from tandem.artifacts.metrics_log import (
 )
 from tandem.artifacts.tensorboard import EventLog
 from tandem.config.schema import Config, save_config
-from tandem.errors import InputError
+from tandem.errors import InputError, explained
 from tandem.files import make_folder, remove_partials
 from tandem.layers.monitored import History, is_better, worst
 from tandem.memory import HostBuffer
@@ -66,10 +66,8 @@ def list_checkpoints(folder: str | Path) -> list[Path]:
     Raises InputError if the folder cannot be read.
     """
     folder = Path(folder)
-    try:
+    with explained(folder, "the folder cannot be read"):
         paths = [*folder.iterdir()] if folder.is_dir() else []
-    except OSError as error:
-        raise InputError(f"{folder}: the folder cannot be read ({error.strerror})") from error
     found = {position: path for path in paths if (position := _position(path)) is not None}
     return [found[position] for position in sorted(found)]
 
@@ -276,11 +274,9 @@ class RunFolder:
         if self._config.csv_file is None:
             return
         path = Path(self._config.csv_file)
-        try:
+        with explained(f"csv_file {path}", "cannot be written"):
             path.parent.mkdir(parents=True, exist_ok=True)
             write_csv(path, read_records(self._folder / RECORD))
-        except OSError as error:
-            raise InputError(f"csv_file {path}: cannot be written ({error.strerror})") from error
 
     def _rename_damaged(self, resumed: Path | None) -> None:
         """Rename the checkpoints after `resumed`, which are damaged.

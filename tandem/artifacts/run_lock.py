@@ -1,7 +1,6 @@
 """Lock of a run folder: one run at a time uses it."""
 
 import contextlib
-import fcntl
 import logging
 import os
 import time
@@ -10,11 +9,11 @@ from multiprocessing import context, reduction
 from pathlib import Path
 from typing import Any
 
-from tandem.errors import InputError
+from tandem.errors import InputError, explained
+from tandem.files import lock, unlock
 
 log = logging.getLogger(__name__)
 
-NAME = ".lock"
 WAIT_SECONDS = 10.0
 _LOOK_SECONDS = 0.2
 
@@ -22,24 +21,18 @@ _LOOK_SECONDS = 0.2
 class FolderLock:
     """An exclusive lock on a folder, which the kernel releases when its last holder ends.
 
-    The lock is on a file in the folder, removed on release: network file systems support locks of
-    files that are open for writing, but not of folders.
-
     A `multiprocessing` process of the "spawn" method that gets the lock as an argument holds it
     too. A folder therefore stays locked as long as a trainer whose launcher was killed still
     writes to it.
     """
 
     def __init__(self, descriptor: int) -> None:
-        self._descriptor = descriptor
-
-    def close(self) -> None:
-        os.close(self._descriptor)
+        self.descriptor = descriptor
 
     def __reduce__(self) -> tuple[Callable[..., "FolderLock"], tuple[Any]]:
         if context.get_spawning_popen() is None:
             raise TypeError("a FolderLock can be pickled only for a process that is being started")
-        return _received, (reduction.DupFd(self._descriptor),)
+        return _received, (reduction.DupFd(self.descriptor),)
 
 
 @contextlib.contextmanager
@@ -49,18 +42,14 @@ def locked(folder: Path, wait_seconds: float | None = None) -> Iterator[FolderLo
     Waits, by default `WAIT_SECONDS`, for a run that holds it: one whose launcher was killed ends
     soon. Raises InputError if the lock is not released, or the folder can't be written.
     """
-    try:
+    with explained(f"weights_dir {folder}", "cannot be read"):
         missing = [path for path in (folder, *folder.parents) if not path.exists()]
-    except OSError as error:
-        raise InputError(f"weights_dir {folder}: cannot be read ({error.strerror})") from error
     try:
         lock = _take(folder, WAIT_SECONDS if wait_seconds is None else wait_seconds)
         try:
             yield lock
         finally:
-            with contextlib.suppress(OSError):
-                (folder / NAME).unlink()
-            lock.close()
+            unlock(folder, lock.descriptor)
     finally:
         with contextlib.suppress(OSError):
             for path in missing:
@@ -85,24 +74,12 @@ def _take(folder: Path, wait_seconds: float) -> FolderLock:
 def _try(folder: Path) -> FolderLock | None:
     """The lock, unless another process holds it."""
     _create(folder)
-    try:
-        descriptor = os.open(folder / NAME, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
-    except FileNotFoundError:
-        return None  # its last user has just removed it
-    except OSError as error:
-        raise InputError(f"weights_dir {folder}: cannot be written ({error.strerror})") from error
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        # The last holder removed the file that it had locked: this may be another one.
-        if os.path.samestat(os.fstat(descriptor), (folder / NAME).stat()):
-            return FolderLock(descriptor)
-    except (BlockingIOError, FileNotFoundError):
-        pass
-    except OSError as error:
-        os.close(descriptor)
-        raise InputError(f"weights_dir {folder}: cannot be locked ({error.strerror})") from error
-    os.close(descriptor)
-    return None
+    with explained(f"weights_dir {folder}", "cannot be locked"):
+        try:
+            descriptor = lock(folder)
+        except FileNotFoundError:
+            return None  # its last user has just removed it
+    return None if descriptor is None else FolderLock(descriptor)
 
 
 def _create(folder: Path) -> None:
@@ -112,7 +89,7 @@ def _create(folder: Path) -> None:
         file = next(path for path in (folder, *folder.parents) if path.exists())
         raise InputError(f"weights_dir {folder}: {file} is a file, not a folder") from None
     except OSError as error:
-        raise InputError(f"weights_dir {folder}: cannot be created ({error.strerror})") from error
+        raise InputError(f"weights_dir {folder}: cannot be created: {error.strerror}") from error
 
 
 def _received(handle: Any) -> FolderLock:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
-from tandem.errors import InputError
+from tandem.errors import explained
 from tandem.files import make_folder, replacing
 
 if TYPE_CHECKING:
@@ -91,9 +91,7 @@ def draw(
 
 def write(path: Path, figure: Any) -> None:
     """Write a drawing as PNG, whole or not at all; raises InputError where that is impossible."""
-    try:
+    with explained(path, "cannot be written"):
         make_folder(path.parent)
         with replacing(path) as partial:
             figure.savefig(partial, format="png", dpi=120)
-    except OSError as error:
-        raise InputError(f"{path}: cannot be written ({error.strerror})") from error

@@ -34,7 +34,7 @@ from tandem.config.learning import (
 )
 from tandem.data.colour import COVARIANCE_NAME
 from tandem.distributed import ALL_REDUCES, EXCHANGES, RULES
-from tandem.errors import InputError
+from tandem.errors import explained
 from tandem.files import write_text
 from tandem.layers.choices import LOSSES
 from tandem.layers.network import ALEXNET, FullyConnected
@@ -503,8 +503,6 @@ def dump_config(config: Config) -> str:
 def save_config(config: Config, folder: Path) -> Path:
     """Write the resolved configuration to ``folder/config.yaml``, whole or not at all."""
     path = folder / "config.yaml"
-    try:
+    with explained(path, "cannot be written"):
         write_text(path, dump_config(config))
-    except OSError as error:
-        raise InputError(f"{path}: cannot be written ({error.strerror})") from error
     return path

@@ -120,7 +120,7 @@ def naming(path: Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        raise InputError(f"{path}: cannot be read ({error.strerror})") from error
+        raise InputError(f"{path}: cannot be read: {error.strerror}") from error
     except ValueError as error:
         raise InputError(
             f"{path}: cannot be converted; expected a whole file of Caffe: {error}"

@@ -41,7 +41,7 @@ from tandem.convert.theano_folder import (
 )
 from tandem.convert.torchvision import read_state_dict
 from tandem.data.class_names import imagenet_names
-from tandem.errors import InputError
+from tandem.errors import InputError, explained
 from tandem.files import write_array
 from tandem.layers.network import ALEXNET, NetworkDescription, build_network
 
@@ -249,10 +249,8 @@ def _convert_mean(path: Path, target: Path, settings: Settings) -> None:
 
 
 def _write_mean(target: Path, mean: np.ndarray) -> None:
-    try:
+    with explained(target, "cannot be written"):
         write_array(target, mean)
-    except OSError as error:
-        raise InputError(f"{target}: cannot be written ({error.strerror})") from error
     log.info("wrote %s: a mean image of %d pixels a side", target, mean.shape[-1])
 
 

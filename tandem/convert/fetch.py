@@ -16,7 +16,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from tandem.errors import InputError
+from tandem.errors import InputError, explained
 from tandem.progress_bar import progress_bar
 
 log = logging.getLogger(__name__)
@@ -70,10 +70,8 @@ def download(folder: Path, address: str | None = None) -> Path:
 
 def verify(path: Path) -> None:
     """Raise InputError unless a file is the published archive, by its checksum."""
-    try:
+    with explained(path, "cannot be read"):
         found = _sha1(path)
-    except OSError as error:
-        raise InputError(f"{path}: cannot be read ({error.strerror})") from error
     if found != SHA1:
         raise InputError(
             f"{path}: its SHA-1 is {found}, that of the published weights {SHA1}: it is another "

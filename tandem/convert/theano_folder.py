@@ -16,7 +16,7 @@ from typing import Any, Literal
 import numpy as np
 
 from tandem.data.safe_io import read_npy
-from tandem.errors import InputError
+from tandem.errors import InputError, explained
 from tandem.files import write_array
 
 # Setting of the original: its cuDNN convolves, its cuda-convnet correlates.
@@ -53,10 +53,8 @@ def parts(network: Any) -> dict[str, tuple[Part, ...]]:
 
 def find_epoch(folder: Path) -> int:
     """Find the epoch of the weights in a folder; raises InputError unless there is one."""
-    try:
+    with explained(folder, "cannot be read"):
         names = [path.name for path in folder.iterdir()]
-    except OSError as error:
-        raise InputError(f"{folder}: cannot be read ({error.strerror})") from error
     epochs = sorted(int(match[1]) for name in names if (match := _FIRST.fullmatch(name)))
     if not epochs:
         raise InputError(f"{folder}: no weights of the original program: expected W_0_65.npy, ...")
@@ -111,7 +109,7 @@ def write_folder(
                 write_array(part.path(folder, epoch), np.ascontiguousarray(array))
     except OSError as error:
         path = error.filename or folder
-        raise InputError(f"{path}: cannot be written ({error.strerror})") from error
+        raise InputError(f"{path}: cannot be written: {error.strerror}") from error
 
 
 def _flipped(filters: np.ndarray, lib_conv: LibConv) -> np.ndarray:

@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from tandem.cost.predict import Prediction
-from tandem.errors import InputError
+from tandem.errors import explained
 from tandem.files import replacing
 
 _COMPUTE, _EXPOSED, _HIDDEN, _LOAD = "#0072B2", "#D55E00", "#F0C9B0", "#999999"
@@ -26,11 +26,8 @@ def draw(title: str, predictions: Sequence[Prediction], output: Path) -> None:
         _draw_steps(bars, predictions)
         _draw_speedups(curve, predictions)
         figure.suptitle(title, fontsize=10)
-        try:
-            with replacing(output) as partial:
-                figure.savefig(partial, format=output.suffix[1:], dpi=150)
-        except OSError as error:
-            raise InputError(f"{output}: cannot be written ({error.strerror})") from error
+        with explained(output, "cannot be written"), replacing(output) as partial:
+            figure.savefig(partial, format=output.suffix[1:], dpi=150)
 
 
 def _draw_steps(axes: Any, predictions: Sequence[Prediction]) -> None:

@@ -31,7 +31,7 @@ import yaml
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field
 
 from tandem.cost.exchange import Load, Rates
-from tandem.errors import InputError
+from tandem.errors import InputError, explained
 from tandem.files import write_text
 from tandem.validation import read_yaml, shown, shown_size, unknown, validated
 
@@ -203,10 +203,8 @@ class Machine(_Part):
 
     def save(self, path: Path) -> None:
         """Write the file that `read` reads. Raises InputError if it cannot be written."""
-        try:
+        with explained(path, "cannot be written"):
             write_text(path, yaml.safe_dump(self.plain(), sort_keys=False))
-        except OSError as error:
-            raise InputError(f"{path}: cannot be written ({error.strerror})") from error
 
     def plain(self) -> dict[str, Any]:
         """Return the plain values of which `of` makes the machine."""

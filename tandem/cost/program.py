@@ -30,7 +30,7 @@ from tandem.config.schema import Config
 from tandem.cost.machine import ASSUMED_BITS, ASSUMED_LATENCY, Machine, Number
 from tandem.cost.predict import Exchange, Prediction, Predictor, check_modelled
 from tandem.cost.tables import as_row, layers_table, predictions_table
-from tandem.errors import InputError
+from tandem.errors import InputError, explained
 from tandem.validation import counted, shown, shown_size
 
 log = logging.getLogger(__name__)
@@ -166,11 +166,8 @@ def _check_writable(file: Path) -> None:
     folder = file.parent
     if not folder.is_dir():
         raise InputError(f"--machine: there is no folder {folder} for {file.name}")
-    try:
-        with tempfile.TemporaryFile(dir=folder):
-            pass
-    except OSError as error:
-        raise InputError(f"--machine: {file} cannot be written ({error.strerror})") from error
+    with explained(f"--machine: {file}", "cannot be written"), tempfile.TemporaryFile(dir=folder):
+        pass
 
 
 def measured_machine(path: Path) -> Machine:

@@ -5,7 +5,7 @@ from pathlib import Path
 import numpy as np
 
 from tandem.data.safe_io import read_npy, sha256_of
-from tandem.errors import InputError
+from tandem.errors import InputError, explained
 from tandem.memory import CLASS_LABEL, RowType
 
 _REMEDY = "preprocessing/make_labels.py writes them from the manifest"
@@ -28,7 +28,7 @@ def check_class_labels(path: Path, expected: np.ndarray) -> None:
     except FileNotFoundError:
         raise InputError(f"{path}: there are no labels; {_REMEDY}") from None
     except (OSError, ValueError) as error:
-        raise InputError(f"{path}: the labels cannot be read ({error}); {_REMEDY}") from None
+        raise InputError(f"{path}: the labels cannot be read: {error}; {_REMEDY}") from None
     differing = np.flatnonzero(labels != expected)
     if len(differing):
         first = differing[0]
@@ -49,11 +49,8 @@ def check_array_labels(path: Path, rows: int, target: RowType, classes: int, sha
                 " manifest says"
             )
 
-    try:
+    with explained(path, "the labels cannot be read", ValueError):
         labels, found = read_npy(path, check), sha256_of(path)
-    except (OSError, ValueError) as error:
-        reason = getattr(error, "strerror", None) or error
-        raise InputError(f"{path}: the labels cannot be read: {reason}") from None
     if found != sha256:
         raise InputError(
             f"{path}: found labels of SHA-256 {found[:16]}..., expected {sha256[:16]}... as the"

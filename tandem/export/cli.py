@@ -17,7 +17,7 @@ from tandem.artifacts.trained_network import LoadedNetwork, load_network
 from tandem.cli import CommandLine, Options, PathOption, launch_commands, option, run_program
 from tandem.config.fields import Names
 from tandem.data.class_names import imagenet_names
-from tandem.errors import InputError
+from tandem.errors import InputError, explained
 from tandem.files import replacing
 from tandem.layers.network import ALEXNET
 
@@ -107,11 +107,8 @@ def export(
     if (size := sum(value.get_value(borrow=True).nbytes for value in values)) > _MOST_BYTES:
         raise InputError(f"{weights}: {size} bytes of weights are more than one ONNX file holds")
     model = make_model(loaded)
-    try:
-        with replacing(target) as partial:
-            partial.write_bytes(model.SerializeToString())
-    except OSError as error:
-        raise InputError(f"{target}: cannot be written ({error.strerror})") from error
+    with explained(target, "cannot be written"), replacing(target) as partial:
+        partial.write_bytes(model.SerializeToString())
 
 
 def make_model(loaded: LoadedNetwork) -> "ModelProto":

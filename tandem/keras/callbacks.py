@@ -219,7 +219,7 @@ def read_memory(folder: Path) -> dict[str, Any]:
     except FileNotFoundError:
         return {}
     except (OSError, ValueError) as error:
-        raise InputError(f"{folder / MEMORY}: cannot be read ({error})") from error
+        raise InputError(f"{folder / MEMORY}: cannot be read: {error}") from error
     return dict(found)
 
 

@@ -362,7 +362,7 @@ def _folder_beside(folder: Path) -> Iterator[Path]:
     try:
         temporary = tempfile.TemporaryDirectory(prefix=".trial-", dir=parent)
     except OSError as error:
-        reason = f"{parent} cannot be written ({error.strerror})"
+        reason = f"{parent} cannot be written: {error.strerror}"
         raise InputError(f"weights_dir {folder}: {reason}") from error
     with temporary as name:
         yield Path(name)

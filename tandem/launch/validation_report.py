@@ -15,7 +15,7 @@ from tandem.artifacts.page import Page
 from tandem.data.class_names import imagenet_names
 from tandem.data.manifest import read_any_manifest
 from tandem.data.reader import PictureReader
-from tandem.errors import InputError
+from tandem.errors import InputError, explained
 from tandem.files import make_folder, write_text
 from tandem.memory import CLASS_LABEL, PICTURE_DTYPE
 from tandem.training.predictions import Predictions
@@ -118,7 +118,7 @@ def write_report(
     names = [known.get(wnid, wnid).partition(",")[0] for wnid in spec.wnids or ()]
     places = range(spec.validation.size)
     report = Report(predictions, names, [manifest.name("val", place) for place in places])
-    try:
+    with explained(folder, "cannot be written"):
         make_folder(folder)
         _write_csv(
             folder / "classes.csv",
@@ -131,8 +131,6 @@ def write_report(
             ((name, *row) for name, row in zip(names, report.confusion.tolist(), strict=True)),
         )
         _write_csv(folder / "pictures.csv", *_pictures(report))
-    except OSError as error:
-        raise InputError(f"{folder}: cannot be written ({error.strerror})") from error
     _page(report, spec, record).write(folder / PAGE)
 
 

@@ -34,7 +34,7 @@ from tandem.data.manifest import (
     write_manifest,
 )
 from tandem.data.safe_io import sha256_of
-from tandem.errors import InputError
+from tandem.errors import InputError, explained
 from tandem.files import free_bytes, locked, make_folder, remove_partials, write_array
 from tandem.memory import RowType
 from tandem.preprocessing.batches import batch_name
@@ -207,11 +207,8 @@ def matches(folder: Path, source: str) -> bool:
             f" before ({source[:16]}...): pass the same arrays, or choose another folder"
         )
     for file, expected in manifest.sha256.items():
-        try:
+        with explained(folder / file, "cannot be read", ValueError):
             found = sha256_of(folder / file)
-        except (OSError, ValueError) as error:
-            reason = getattr(error, "strerror", None) or error
-            raise InputError(f"{folder / file}: cannot be read: {reason}") from None
         if found != expected:
             raise InputError(
                 f"{folder / file}: found a damaged file of SHA-256 {found[:16]}..., expected"

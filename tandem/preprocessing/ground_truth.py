@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 
 from tandem.data.safe_io import open_file, read_bytes
-from tandem.errors import InputError
+from tandem.errors import InputError, explained
 from tandem.preprocessing.tars import Archive
 from tandem.validation import printable
 
@@ -42,11 +42,8 @@ class Part:
     def read(cls, path: Path, key: str) -> "Part":
         """Read a file; raises InputError."""
         name = f"{path} ({key})"
-        try:
+        with explained(name, "cannot be read", ValueError):
             return cls(name, read_bytes(path, _MOST_BYTES))
-        except (OSError, ValueError) as error:
-            reason = getattr(error, "strerror", None) or error
-            raise InputError(f"{name}: cannot be read: {reason}") from None
 
 
 def kit_files(folder: Path) -> tuple[Path, ...]:

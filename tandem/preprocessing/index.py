@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from tandem.data.manifest import MANIFEST_NAME, SPLITS
-from tandem.errors import InputError
+from tandem.errors import explained
 from tandem.preprocessing.listed import Listed, Places
 from tandem.preprocessing.npz import read_npz, write_npz
 from tandem.preprocessing.settings import Settings
@@ -34,10 +34,8 @@ def identity(source: Source, settings: Settings) -> str:
         return ""
     files = []
     for path in archives:
-        try:
+        with explained(f"{path} (source)", "cannot be read"):
             status = path.stat()
-        except OSError as error:
-            raise InputError(f"{path} (source): cannot be read: {error.strerror}") from None
         files.append([str(path.absolute()), status.st_size, status.st_mtime_ns])
     return json.dumps([_FORMAT, source.name, settings.seed, settings.subset, files])
 

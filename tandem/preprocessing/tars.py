@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import BinaryIO, NamedTuple, Self, cast
 
 from tandem.data.safe_io import open_file
-from tandem.errors import InputError
+from tandem.errors import InputError, explained
 from tandem.validation import one_line, printable
 
 _BLOCK = tarfile.BLOCKSIZE
@@ -50,18 +50,13 @@ class Archive:
     def open(cls, path: Path) -> Iterator[Self]:
         """Context manager: the archive that a file is; raises InputError if it cannot be read."""
         where = f"{path} (source)"
-        try:
+        with explained(where, "cannot be read", ValueError):
             opened = open_file(path)
-        except (OSError, ValueError) as error:
-            reason = getattr(error, "strerror", None) or error
-            raise InputError(f"{where}: cannot be read: {reason}") from None
         with opened as file:
             # Without the buffer, which would read several kilobytes for each header.
             raw = cast(BinaryIO, io.FileIO(file.fileno(), closefd=False))
-            try:
+            with explained(where, "cannot be read"):
                 yield cls(raw, where, 0, os.fstat(file.fileno()).st_size)
-            except OSError as error:
-                raise InputError(f"{where}: cannot be read: {error.strerror}") from None
 
     def inside(self, member: Member) -> "Archive":
         """The archive that a member is."""

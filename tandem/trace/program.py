@@ -17,7 +17,7 @@ from dataclasses import asdict
 from pathlib import Path
 
 from tandem.cli import CommandLine, Options, PathOption, option, run_program
-from tandem.errors import InputError
+from tandem.errors import InputError, explained
 from tandem.files import make_folder
 from tandem.text_table import aligned
 from tandem.trace.chrome import Header, Trace, read_trace, write_trace
@@ -71,10 +71,8 @@ def _merge(options: TraceOptions) -> tuple[Trace, Path]:
     if path.resolve() in (file.resolve() for file in trace_files(options.run)):
         raise InputError(f"--output: found {path}, which is one of the traces to merge")
     make_folder(path.parent)
-    try:
+    with explained(path, "cannot be written"):
         write_trace(path, trace)
-    except OSError as error:
-        raise InputError(f"{path}: cannot be written ({error.strerror})") from error
     return trace, path
 
 

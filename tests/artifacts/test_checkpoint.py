@@ -431,13 +431,13 @@ def test_a_file_that_may_not_be_read_is_named(path: Path, monkeypatch: pytest.Mo
 
     monkeypatch.setattr(Path, "is_file", refuse)
     for read in (read_header, read_checkpoint, lambda file: initial_weights(file, SHAPES)):
-        with pytest.raises(InputError, match=r"cannot be read \(.*Permission denied"):
+        with pytest.raises(InputError, match=r"cannot be read: .*Permission denied"):
             read(path)
     monkeypatch.setattr(Path, "iterdir", refuse)
-    with pytest.raises(InputError, match=r"the folder cannot be read \(Permission denied\)"):
+    with pytest.raises(InputError, match=r"the folder cannot be read: Permission denied"):
         list_checkpoints(path.parent)
     monkeypatch.setattr(Path, "exists", refuse)
-    with pytest.raises(InputError, match=r"cannot be read \(Permission denied\)"):
+    with pytest.raises(InputError, match=r"cannot be read: Permission denied"):
         locked(path.parent).__enter__()
 
 

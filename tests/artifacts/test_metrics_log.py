@@ -207,7 +207,7 @@ def test_a_full_disk_is_told_in_a_sentence(path: Path, monkeypatch: pytest.Monke
 
     with MetricsLog(path) as file, monkeypatch.context() as patch:
         patch.setattr(file, "_file", Full())
-        with pytest.raises(InputError, match=r"record\.jsonl: cannot be written \(No space"):
+        with pytest.raises(InputError, match=r"record\.jsonl: cannot be written: No space"):
             file.append(TRAIN)
 
 

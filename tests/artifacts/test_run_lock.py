@@ -12,8 +12,9 @@ from pathlib import Path
 
 import pytest
 
-from tandem.artifacts.run_lock import NAME, FolderLock, locked
+from tandem.artifacts.run_lock import FolderLock, locked
 from tandem.errors import InputError
+from tandem.files import LOCK_NAME
 
 CONTEXT = multiprocessing.get_context("spawn")
 
@@ -58,13 +59,13 @@ def test_a_folder_that_its_user_has_removed_is_not_held_twice(tmp_path: Path) ->
 def hold_for_a_moment(folder: Path) -> tuple[float, float]:
     with locked(folder):
         begin = time.monotonic()
-        assert (folder / NAME).exists()
+        assert (folder / LOCK_NAME).exists()
         refuse(folder)
         return begin, time.monotonic()
 
 
 def test_a_lock_that_a_killed_launcher_left_is_no_obstacle(tmp_path: Path) -> None:
-    (tmp_path / NAME).touch()
+    (tmp_path / LOCK_NAME).touch()
     with locked(tmp_path, wait_seconds=0):
         pass
     assert list(tmp_path.iterdir()) == []

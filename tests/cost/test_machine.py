@@ -48,7 +48,7 @@ def test_a_file_is_read_and_written_back(tmp_path: Path) -> None:
     assert read.speeds[0].bandwidth == 4e10  # which YAML takes as text
     assert "assumed" not in second.read_text()
     assert "network_bw" not in second.read_text()
-    with pytest.raises(InputError, match=r"none/machine.yaml: cannot be written \(No such file"):
+    with pytest.raises(InputError, match=r"none/machine.yaml: cannot be written: No such file"):
         read.save(tmp_path / "none" / "machine.yaml")
 
 

@@ -168,7 +168,7 @@ def test_settings_that_rates_depend_on_are_named(
         (["--exchange", "shared", "--ranks", "4"], "exchange: shared is one copy of the weights"),
         (["--bucket_mb", "25"], "bucket_mb is 25 and exchange is average: only gradients can"),
         (["--output", "cost.txt"], "--output: found cost.txt, expected a file whose name ends"),
-        (["--output", "none/cost.png"], "none/cost.png: cannot be written (No such file or"),
+        (["--output", "none/cost.png"], "none/cost.png: cannot be written: No such file or"),
         (["--from", "trace.json"], "--from and --machine are both given; expected one of them"),
         (["--json", "--layers"], "--layers is a table, and --json has none"),
         (["--norm_rows", "3"], "norm_rows: found 3, expected a divisor of batch_size 4"),
@@ -185,7 +185,7 @@ def test_a_machine_is_needed(capsys: pytest.CaptureFixture[str]) -> None:
     missing = "no machine is given and there is no machine.yaml: measure this one by --calibrate"
     assert refused(capsys).startswith(missing)
     assert refused(capsys, "--cpu_speed", "1e12").startswith(missing)
-    assert refused(capsys, "--machine", "none.yaml").startswith("none.yaml: cannot be read (No ")
+    assert refused(capsys, "--machine", "none.yaml").startswith("none.yaml: cannot be read: No ")
     Path("large.yaml").write_bytes(bytes(3_000_000))
     message = (
         "large.yaml: has 3.00 MB; expected the rates of a machine, in a few kB of YAML (a trace"
@@ -232,7 +232,7 @@ def test_a_file_that_cannot_be_written_is_refused_before_measuring(
 
     monkeypatch.setattr(program.tempfile, "TemporaryFile", denied)
     message = refused(capsys, "--calibrate")
-    assert message == "--machine: machine.yaml cannot be written (Permission denied)"
+    assert message == "--machine: machine.yaml: cannot be written: Permission denied"
 
 
 @pytest.mark.parametrize("suffix", ["png", "svg", "pdf"])

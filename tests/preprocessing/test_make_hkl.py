@@ -1,7 +1,6 @@
 """Pictures to batch files: each arrives once, with its own label, and counts once in the mean."""
 
 import errno
-import fcntl
 import importlib.metadata
 import itertools
 import os
@@ -20,6 +19,7 @@ from tandem.data.dataset import locate_split
 from tandem.data.decode import MOST_PICTURE_BYTES
 from tandem.data.manifest import Manifest, read_manifest
 from tandem.data.resample import Resampler
+from tandem.files import locked
 from tandem.preprocessing import batches, pool, report
 from tandem.preprocessing.pool import DecodePool, Task
 from tandem.preprocessing.prepare import mean_of
@@ -413,12 +413,8 @@ def test_damage_to_a_finished_run_is_found(pictures: Pictures, out: Path, refusa
 
 def test_one_run_at_a_time(out: Path, refusal: Refusal) -> None:
     out.mkdir()
-    descriptor = os.open(out, os.O_RDONLY)
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX)
+    with locked(out):
         assert "another run is using this folder" in refusal()
-    finally:
-        os.close(descriptor)
     assert contents(out) == {}
 
 

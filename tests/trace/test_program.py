@@ -155,7 +155,7 @@ def test_an_output_that_cannot_be_written_is_refused(
 ) -> None:
     write(tmp_path)
     message = refused(capsys, str(tmp_path), "--output", str(tmp_path))
-    assert message == f"error: {tmp_path}: cannot be written (Is a directory)\n"
+    assert message == f"error: {tmp_path}: cannot be written: Is a directory\n"
     before = (tmp_path / "trace-1.json").read_bytes()
     message = refused(capsys, str(tmp_path), "--output", str(tmp_path / "trace-1.json"))
     assert message.endswith("trace-1.json, which is one of the traces to merge\n")

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from tandem.data.safe_io import read_bytes
-from tandem.errors import InputError
+from tandem.errors import InputError, explained
 from tandem.preprocessing.listed import Collector, Listed
 from tandem.preprocessing.sources import SOURCES, Folder, Source, is_picture
 from tandem.preprocessing.sources.folders import KAGGLE, list_folder
@@ -145,19 +145,15 @@ def _classified(
 
 def _read_csv(path: Path) -> dict[str, str]:
     """The class of each picture, by its name without the suffix."""
-    try:
+    where = f"{path} (source)"
+    with explained(where, "cannot be read", ValueError):
         content = read_bytes(path, _MOST_BYTES)
-    except (OSError, ValueError) as error:
-        reason = getattr(error, "strerror", None) or error
-        raise InputError(f"{path} (source): cannot be read: {reason}") from None
-    return _parse_csv(content, f"{path} (source)")
+    return _parse_csv(content, where)
 
 
 def _parse_csv(content: bytes, where: str) -> dict[str, str]:
-    try:
+    with explained(where, "cannot be read", ValueError):
         lines = content.decode("utf-8-sig").splitlines()
-    except ValueError as error:
-        raise InputError(f"{where}: cannot be read: {error}") from None
     if not any(map(str.strip, lines)):
         raise InputError(
             f"{where}: found an empty file, expected a line for each validation picture"
