@@ -600,22 +600,31 @@ import sys
 from tandem.launch.ranks import work_on_ranks_of_script
 
 number = work_on_ranks_of_script(lambda launcher: 3)
-if sys.argv[1] == "fails" and __import__("os").environ["PMI_RANK"] == "1":
+if sys.argv[1] != "passes" and __import__("os").environ["PMI_RANK"] == "1":
+    if sys.argv[1] == "leaves":
+        sys.exit()
     raise ValueError("between two runs")
 print(number + work_on_ranks_of_script(lambda launcher: 4))
 """
 
 
-@pytest.mark.parametrize("how", ["fails", "passes"])
-def test_a_script_that_fails_at_one_rank_between_two_runs_ends_at_all(
-    tmp_path: Path, how: str
+@pytest.mark.parametrize(
+    ("how", "said"),
+    [
+        ("fails", "ValueError: between two runs"),
+        ("leaves", "error: rank 1 ends before a run that others begin"),
+        ("passes", ""),
+    ],
+)
+def test_a_script_that_ends_at_one_rank_between_two_runs_ends_at_all(
+    tmp_path: Path, how: str, said: str
 ) -> None:
     need_ranks()
     script = tmp_path / "script.py"
     script.write_text(BETWEEN)
     result = run_ranks(2, str(script), [how], timeout=60)
+    assert said in result.stderr
     if how == "passes":
         assert (result.returncode, result.stdout.split()) == (0, ["7", "7"]), result.stderr
     else:
         assert result.returncode != 0
-        assert "ValueError: between two runs" in result.stderr

@@ -9,6 +9,7 @@ aborts the job. Ranks also send each other heartbeats, for one may be stopped, o
 it may not notice its end.
 """
 
+import atexit
 import contextlib
 import faulthandler
 import functools
@@ -29,7 +30,7 @@ from tandem.artifacts.run_lock import FolderLock
 from tandem.cli import configure_logging
 from tandem.config.hardware import RankInfo, available_memory
 from tandem.distributed import gloo, mpi
-from tandem.distributed.group import RankGroup
+from tandem.distributed.group import PeerLost, RankGroup
 from tandem.errors import InputError
 from tandem.launch.local import Launcher, start_loader, worker_names
 from tandem.processes.child import show_name
@@ -102,7 +103,10 @@ def _at_once() -> Iterator[None]:
 
 @functools.cache
 def _ranks_of_script() -> RankGroup:
-    """The ranks of this script, whose job an exception ends: others may wait for this one."""
+    """The ranks of this script, whose job an exception ends: others may wait for this one.
+
+    So does the script's end at some ranks only.
+    """
     world, show = join(), sys.excepthook
 
     def abort(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
@@ -110,14 +114,28 @@ def _ranks_of_script() -> RankGroup:
         world.abort(130 if issubclass(kind, KeyboardInterrupt) else 1)
 
     sys.excepthook = abort
+    atexit.register(_end, world, os.getpid())
     return world
+
+
+def _end(world: RankGroup, pid: int) -> None:
+    if os.getpid() == pid:  # and not a child's end
+        with contextlib.suppress(PeerLost):
+            _agree(world, goes_on=False)
+
+
+def _agree(world: RankGroup, goes_on: bool) -> None:
+    """Abort the job unless all ranks go on with a run, or all end."""
+    all_go_on = world.all_gather_object(goes_on)
+    if any(all_go_on) and not all(all_go_on):
+        log.error("error: rank %d ends before a run that others begin", all_go_on.index(False))
+        world.abort(1)
 
 
 def work_on_ranks_of_script(work: Callable[[Launcher], Made]) -> Made:
     """Do `work` on rank 0 of a script that all ranks execute; return its result at each.
 
-    Every rank calls this as often as the others, and passes its time as it likes in between, but
-    does not end there by `sys.exit`, for which the others would wait.
+    Every rank calls this as often as the others, and passes its time as it likes in between.
     Raises InputError at all ranks where `work` does.
     """
 
@@ -127,7 +145,9 @@ def work_on_ranks_of_script(work: Callable[[Launcher], Made]) -> Made:
         except InputError as error:
             return InputError(str(error))
 
-    result = _work_together(_ranks_of_script(), result_of)
+    world = _ranks_of_script()
+    _agree(world, goes_on=True)
+    result = _work_together(world, result_of)
     if isinstance(result, InputError):
         raise result
     return result
