@@ -15,7 +15,7 @@ import numpy as np
 
 import tandem.keras
 from tandem import datasets
-from tandem.cli import configure_logging, exit_status
+from tandem.cli import configure_logging, count, exit_status
 
 # isort: split
 import keras
@@ -79,7 +79,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument(
         "--weights_dir", type=Path, default=Path("runs/demo-keras"), help="run folder"
     )
-    parser.add_argument("--epochs", type=int, default=12)
+    parser.add_argument("--epochs", type=count, default=12)
     parser.add_argument("--devices", nargs="+", default=["cpu", "cpu"], help="one for each process")
     chosen = parser.parse_args(arguments)
 

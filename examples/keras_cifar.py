@@ -14,7 +14,7 @@ from typing import Any
 
 import tandem.keras
 from tandem import datasets
-from tandem.cli import exit_status
+from tandem.cli import count, exit_status
 
 # isort: split
 import keras
@@ -55,7 +55,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     )
     parser.add_argument("--source", help="CIFAR-10, as a folder or an archive")
     parser.add_argument("--synthetic", action="store_true", help="few random pictures, 2 epochs")
-    parser.add_argument("--epochs", type=int, default=30)
+    parser.add_argument("--epochs", type=count, default=30)
     parser.add_argument("--devices", nargs="+", default=["cpu"], help="one for each process")
     parser.add_argument("--weights_dir", default="runs/keras_cifar", help="run folder, continued")
     chosen = parser.parse_args(arguments)

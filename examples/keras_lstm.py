@@ -21,7 +21,7 @@ from typing import Any
 import numpy as np
 
 import tandem.keras
-from tandem.cli import exit_status
+from tandem.cli import count, exit_status
 from tandem.errors import InputError
 
 # isort: split
@@ -122,13 +122,15 @@ def main(arguments: list[str] | None = None) -> int:
     )
     parser.add_argument("--layer", default="LSTM", choices=["LSTM", "GRU", "SimpleRNN"])
     parser.add_argument("--reviews", type=Path, help="folder of reviews, instead of the task")
-    parser.add_argument("--length", type=int, default=200, help="steps, or words of a review")
-    parser.add_argument("--units", type=int, default=64)
-    parser.add_argument("--sequences", type=int, default=20_000, help="of the task")
-    parser.add_argument("--epochs", type=int, default=20)
+    parser.add_argument("--length", type=count, default=200, help="steps, or words of a review")
+    parser.add_argument("--units", type=count, default=64)
+    parser.add_argument("--sequences", type=count, default=20_000, help="of the task")
+    parser.add_argument("--epochs", type=count, default=20)
     parser.add_argument("--devices", nargs="+", default=["cpu", "cpu"], help="one for each process")
     parser.add_argument("--run", type=Path, default=Path("runs/lstm"), help="run folder")
     chosen = parser.parse_args(arguments)
+    if chosen.length < 2:
+        parser.error("--length: found 1, expected a step for each of two numbers")
     keras.utils.set_random_seed(1)
     model, (x, y), validation = problem(chosen)
     tandem.keras.distribute(model, chosen.devices, chosen.run)

@@ -17,7 +17,7 @@ import pytensor.tensor as pt
 
 import tandem.parallel as synk
 from alex_net import AlexNet
-from tandem.cli import exit_status
+from tandem.cli import count, exit_status
 from tandem.data.augment import Augmentation, windows
 from tandem.data.dataset import open_split
 from tandem.data.manifest import read_manifest
@@ -134,10 +134,10 @@ def main(arguments: list[str] | None = None) -> int:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--data_folder", type=Path, help="prepared pictures; noise without")
-    parser.add_argument("--workers", type=int, default=2, help="this process and others")
-    parser.add_argument("--epochs", type=int, default=3)
-    parser.add_argument("--batch", type=int, default=8, help="pictures of all workers together")
-    parser.add_argument("--crop_size", type=int, default=67, help="pixels")
+    parser.add_argument("--workers", type=count, default=2, help="this process and others")
+    parser.add_argument("--epochs", type=count, default=3)
+    parser.add_argument("--batch", type=count, default=8, help="pictures of all workers together")
+    parser.add_argument("--crop_size", type=count, default=67, help="pixels")
     parser.add_argument("--width", type=float, default=0.1, help="factor on the network's sizes")
     parser.add_argument("--dtype", choices=("float32", "float64"), default="float32")
     options = parser.parse_args(arguments)

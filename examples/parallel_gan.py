@@ -26,7 +26,7 @@ from safetensors.numpy import load_file, save_file
 
 import tandem.parallel as synk
 from tandem import datasets
-from tandem.cli import exit_status
+from tandem.cli import count, exit_status
 from tandem.files import replacing
 from tandem.ops import Conv2dInputGrad, conv2d
 from tandem.parallel.extensions import updates
@@ -238,10 +238,10 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--data", choices=["fashion_mnist", "cifar10"], default="fashion_mnist")
     parser.add_argument("--source", help="folder of the data (default: it is looked for)")
     parser.add_argument("--run", type=Path, help="run folder (default runs/LOSS-DATA)")
-    parser.add_argument("--workers", type=int, default=2, help="this process and others")
-    parser.add_argument("--epochs", type=int, default=20)
-    parser.add_argument("--pictures", type=int, help="how many, from the first (default: all)")
-    parser.add_argument("--filters", type=int, default=32, help="of the largest maps")
+    parser.add_argument("--workers", type=count, default=2, help="this process and others")
+    parser.add_argument("--epochs", type=count, default=20)
+    parser.add_argument("--pictures", type=count, help="how many, from the first (default: all)")
+    parser.add_argument("--filters", type=count, default=32, help="of the largest maps")
     chosen = parser.parse_args(arguments)
     pictures = read(chosen.data, chosen.source, chosen.pictures)
     folder = chosen.run or Path("runs") / f"{chosen.loss}-{chosen.data}"

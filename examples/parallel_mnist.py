@@ -22,7 +22,7 @@ import pytensor.tensor as pt
 import examples.lasagne_layers as lasagne
 import tandem.parallel as synk
 from tandem import datasets
-from tandem.cli import exit_status
+from tandem.cli import count, exit_status
 from tandem.parallel.extensions import updates
 
 MODELS = "mlp, cnn or custom_mlp:DEPTH,WIDTH,DROP_IN,DROP_HID"
@@ -148,11 +148,11 @@ def main(arguments: list[str] | None = None) -> int:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("model", nargs="?", default="mlp", help=MODELS)
-    parser.add_argument("--batch", type=int, default=500, help="pictures of all workers together")
-    parser.add_argument("--epochs", type=int, default=10)
+    parser.add_argument("--batch", type=count, default=500, help="pictures of all workers together")
+    parser.add_argument("--epochs", type=count, default=10)
     parser.add_argument("--data", choices=["mnist", "fashion_mnist"], default="mnist")
     parser.add_argument("--source", help="folder of the data (default: it is looked for)")
-    parser.add_argument("--workers", type=int, default=2, help="this process and others")
+    parser.add_argument("--workers", type=count, default=2, help="this process and others")
     parser.add_argument("--scattered", action="store_true", help="each worker has its part")
     chosen = parser.parse_args(arguments)
     try:

@@ -18,6 +18,7 @@ import pytensor.tensor as pt
 
 import examples.lasagne_layers as lasagne
 import tandem.parallel as synk
+from tandem.cli import count
 from tandem.parallel.extensions import updates
 
 STAGES = (3, 4, 6, 3)
@@ -111,12 +112,12 @@ def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--workers", type=int, default=2, help="this process and others")
-    parser.add_argument("--batch", type=int, default=32, help="pictures of each worker")
-    parser.add_argument("--steps", type=int, default=10)
-    parser.add_argument("--side", type=int, default=224, help="pixels")
-    parser.add_argument("--filters", type=int, default=64, help="of the first convolution")
-    parser.add_argument("--classes", type=int, default=1000)
+    parser.add_argument("--workers", type=count, default=2, help="this process and others")
+    parser.add_argument("--batch", type=count, default=32, help="pictures of each worker")
+    parser.add_argument("--steps", type=count, default=10)
+    parser.add_argument("--side", type=count, default=224, help="pixels")
+    parser.add_argument("--filters", type=count, default=64, help="of the first convolution")
+    parser.add_argument("--classes", type=count, default=1000)
     parser.add_argument("--rate", type=float, default=1e-4, help="learning rate")
     chosen = parser.parse_args(arguments)
     workers = synk.fork(chosen.workers, use_gpu=False, threads=1)

@@ -19,6 +19,7 @@ import pytensor.tensor as pt
 from pytensor.tensor.variable import TensorVariable
 
 import tandem.parallel as synk
+from tandem.cli import count
 from tandem.parallel.extensions import updates
 from tandem.parallel.extensions.train import make_train_function
 
@@ -73,8 +74,8 @@ def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--workers", type=int, default=2, help="this process and others")
-    parser.add_argument("--epochs", type=int, default=20)
+    parser.add_argument("--workers", type=count, default=2, help="this process and others")
+    parser.add_argument("--epochs", type=count, default=20)
     options = parser.parse_args(arguments)
     rng = np.random.default_rng(1)
     synk.fork(options.workers, use_gpu=False, threads=1)

@@ -16,6 +16,7 @@ import pytensor
 import pytensor.tensor as pt
 
 from tandem.backend import device_mode
+from tandem.cli import count
 from tandem.distributed import Group, gloo, local_groups, mpi
 from tandem.distributed.channel import GroupChannel
 from tandem.placement import Placement, Replicate, Shard, explain, partition, place
@@ -70,7 +71,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--steps", type=int, default=200)
+    parser.add_argument("--steps", type=count, default=200)
     steps = parser.parse_args(arguments).steps
 
     group: Group

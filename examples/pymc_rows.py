@@ -23,6 +23,7 @@ from pytensor.tensor.variable import TensorVariable
 
 import tandem.parallel as synk
 from tandem.backend import device_mode
+from tandem.cli import count
 
 
 class SumOverRows(Op):
@@ -91,10 +92,10 @@ def main(words: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--rows", type=int, default=100_000)
-    parser.add_argument("--columns", type=int, default=10)
-    parser.add_argument("--workers", type=int, default=2, help="of one thread each")
-    parser.add_argument("--draws", type=int, default=300, help="of each of two chains")
+    parser.add_argument("--rows", type=count, default=100_000)
+    parser.add_argument("--columns", type=count, default=10)
+    parser.add_argument("--workers", type=count, default=2, help="of one thread each")
+    parser.add_argument("--draws", type=count, default=300, help="of each of two chains")
     options = parser.parse_args(words)
     synk.fork(options.workers, use_gpu=False, threads=1)
     try:

@@ -19,6 +19,7 @@ from pytensor.compile.mode import Mode
 
 from alex_net import AlexNet
 from tandem.backend import DeviceSharedVariable, device_mode, device_shared
+from tandem.cli import count
 from tandem.layers import Training
 from tandem.memory import Buffer, HostBuffer
 from tandem.memory.flat import FlatLayout
@@ -202,7 +203,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--steps", type=int, default=10, help="how many (default 10)")
+    parser.add_argument("--steps", type=count, default=10, help="how many (default 10)")
     steps = parser.parse_args(arguments).steps
     step, before = ResidentStep(device_mode("cpu")), 0.0
     for number in range(steps):

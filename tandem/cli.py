@@ -64,6 +64,13 @@ def option(
     return Field(default=default, description=meaning, json_schema_extra=details, **bounds)  # type: ignore[arg-type]
 
 
+def count(text: str) -> int:
+    """Type of an option of argparse, in examples: a number from 1 on."""
+    if (number := int(text)) < 1:
+        raise argparse.ArgumentTypeError(f"found {number}, expected a number from 1 on")
+    return number
+
+
 def to_path(value: Any) -> Any:
     """Make text a path, with ``~`` expanded."""
     if not isinstance(value, str) or not value:

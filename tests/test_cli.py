@@ -1,5 +1,6 @@
 """The frame of the programs: options of every form, what is refused, help, exit status."""
 
+import argparse
 import logging
 from pathlib import Path
 from typing import Literal
@@ -7,7 +8,7 @@ from typing import Literal
 import pytest
 
 from tandem import __version__
-from tandem.cli import CommandLine, Options, PathOption, exit_status, option, run_program
+from tandem.cli import CommandLine, Options, PathOption, count, exit_status, option, run_program
 from tandem.errors import InputError
 
 
@@ -122,3 +123,18 @@ def test_a_program_reads_its_options_and_works(capsys: pytest.CaptureFixture[str
     assert seen[0].weights == Path("w")
     assert run_program(Mine, seen.append, CommandLine([], None)) == 2
     assert capsys.readouterr().err.startswith("error: pictures is missing; it must be files\n")
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [("0", "found 0, expected a number from 1 on"), ("-3", "found -3"), ("x", "invalid count")],
+)
+def test_a_count_of_nothing_is_refused(
+    given: str, said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--epochs", type=count)
+    assert parser.parse_args(["--epochs=12"]).epochs == 12
+    with pytest.raises(SystemExit):
+        parser.parse_args([f"--epochs={given}"])
+    assert said in capsys.readouterr().err
