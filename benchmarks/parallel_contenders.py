@@ -24,7 +24,7 @@ from typing import Any, Self
 
 import numpy as np
 
-from benchmarks.trainers import RATE
+from benchmarks.placement import RATE
 from benchmarks.trainers import Sizes as Step
 
 WORKERS = 2

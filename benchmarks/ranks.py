@@ -71,13 +71,8 @@ class Counted:
     group: Any
     tally: Tally = field(default_factory=Tally)
 
-    @property
-    def rank(self) -> int:
-        return self.group.rank
-
-    @property
-    def size(self) -> int:
-        return self.group.size
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.group, name)
 
     @property
     def local(self) -> "Counted":
@@ -85,18 +80,6 @@ class Counted:
 
     def split(self, color: int) -> "Counted":
         return Counted(self.group.split(color), self.tally)
-
-    def barrier(self) -> None:
-        self.group.barrier()
-
-    def all_gather_object(self, message: Any) -> tuple[Any, ...]:
-        return self.group.all_gather_object(message)
-
-    def shared_memory(self, nbytes: int) -> list[np.ndarray]:
-        return self.group.shared_memory(nbytes)
-
-    def all_reduce(self, vector: np.ndarray) -> None:
-        self.group.all_reduce(vector)
 
     def all_to_all(self, vector: np.ndarray, received: np.ndarray, parts: Sequence[slice]) -> None:
         self.tally.received += received.nbytes - received[self.rank].nbytes

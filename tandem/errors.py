@@ -23,8 +23,9 @@ class RunError(RuntimeError):
 @contextlib.contextmanager
 def explained(what: object, fault: str, *others: type[Exception]) -> Iterator[None]:
     """Context manager: turn an OSError, or one of `others`, into InputError "WHAT: FAULT: why"."""
+    caught: tuple[type[Exception], ...] = (OSError, *others)
     try:
         yield
-    except (OSError, *others) as error:
+    except caught as error:
         reason = getattr(error, "strerror", None) or error
         raise InputError(f"{what}: {fault}: {reason}") from error

@@ -168,87 +168,77 @@ class TopK(Metric):
         return _number(sums[0]) / images
 
 
-@dataclass(frozen=True)
-class OutputError(Metric):
-    """Mean of a loss of the outputs against targets; classes count as one-hot rows."""
+class RowMean(Metric):
+    """Mean over rows of a number of each."""
 
-    higher_is_better = False
     of_outputs = True
-    sees = "measured"
-    function: str = ""  # of `tandem.layers.losses`
 
     @property
     def sums(self) -> tuple[str, ...]:
         return (f"{self.name}_sum",)
+
+    @abstractmethod
+    def rows(self, outputs: "TensorVariable", labels: "TensorVariable") -> Any:
+        """Build the numbers, (batch,), as float64."""
 
     def counts(
         self, outputs: "TensorVariable", labels: "TensorVariable", counted: "TensorVariable"
     ) -> "Sequence[TensorVariable]":
         import pytensor.tensor as pt
 
-        from tandem.layers import losses
-
-        rows = getattr(losses, self.function)(outputs.astype("float64"), labels)
-        return [pt.switch(counted, rows, np.float64(0)).sum()]
+        return [pt.switch(counted, self.rows(outputs, labels), np.float64(0)).sum()]
 
     def value(self, images: int, sums: Sequence[float | tuple[float, ...]]) -> float:
         return _number(sums[0]) / images
 
 
 @dataclass(frozen=True)
-class BinaryAccuracy(Metric):
+class OutputError(RowMean):
+    """Mean of a loss of the outputs against targets; classes count as one-hot rows."""
+
+    higher_is_better = False
+    sees = "measured"
+    function: str = ""  # of `tandem.layers.losses`
+
+    def rows(self, outputs: "TensorVariable", labels: "TensorVariable") -> Any:
+        from tandem.layers import losses
+
+        return getattr(losses, self.function)(outputs.astype("float64"), labels)
+
+
+@dataclass(frozen=True)
+class BinaryAccuracy(RowMean):
     """Fraction of the values of a target, above 0.5 or not, that a sigmoid's input has the sign of.
 
     Classes count as one-hot rows.
     """
 
-    of_outputs = True
-
-    @property
-    def sums(self) -> tuple[str, ...]:
-        return (f"{self.name}_sum",)
-
-    def counts(
-        self, outputs: "TensorVariable", labels: "TensorVariable", counted: "TensorVariable"
-    ) -> "Sequence[TensorVariable]":
+    def rows(self, outputs: "TensorVariable", labels: "TensorVariable") -> Any:
         import pytensor.tensor as pt
 
         from tandem.layers.losses import target_rows
 
         half, zero = (np.asarray(value, outputs.dtype) for value in (0.5, 0))
         right = pt.eq(outputs > zero, target_rows(outputs, labels) > half)
-        rows = right.sum(axis=1, dtype="float64") / outputs.shape[1]
-        return [pt.switch(counted, rows, np.float64(0)).sum()]
-
-    def value(self, images: int, sums: Sequence[float | tuple[float, ...]]) -> float:
-        return _number(sums[0]) / images
+        return right.sum(axis=1, dtype="float64") / outputs.shape[1]
 
 
 @dataclass(frozen=True)
-class OwnMetric(Metric):
+class OwnMetric(RowMean):
     """Mean of a user's function of targets and predictions, which returns a number for each row.
 
     The function is called with symbolic rows, (batch, class), classes as one-hot rows.
     """
 
     higher_is_better = False
-    of_outputs = True
     sees = "predictions"
     function: str = ""  # module:function
-
-    @property
-    def sums(self) -> tuple[str, ...]:
-        return (f"{self.name}_sum",)
 
     def find(self) -> Callable[..., Any]:
         """Import the function; InputError if there is none."""
         return find_function("metrics", self.function)
 
-    def counts(
-        self, outputs: "TensorVariable", labels: "TensorVariable", counted: "TensorVariable"
-    ) -> "Sequence[TensorVariable]":
-        import pytensor.tensor as pt
-
+    def rows(self, outputs: "TensorVariable", labels: "TensorVariable") -> Any:
         from tandem.layers.losses import target_rows
 
         rows = self.find()(target_rows(outputs, labels), outputs)
@@ -256,10 +246,7 @@ class OwnMetric(Metric):
             raise InputError(
                 f"metrics: found {rows} of {self.function}, expected a number for each row"
             )
-        return [pt.switch(counted, rows.astype("float64"), np.float64(0)).sum()]
-
-    def value(self, images: int, sums: Sequence[float | tuple[float, ...]]) -> float:
-        return _number(sums[0]) / images
+        return rows.astype("float64")
 
 
 @dataclass(frozen=True)

@@ -18,7 +18,8 @@ from benchmarks.placement import (
     tasks,
 )
 from benchmarks.team import Team
-from tandem.distributed import local_groups
+from tandem.distributed import local_groups, open_host_memory
+from tandem.memory.parameters import HostMemory
 from tests.support.threads import run_threads
 
 TINY = Case(
@@ -32,6 +33,23 @@ TINY = Case(
     width=0.05,
 )
 DENSE = DenseSizes(rows=4, units=(24, 10, 6), repeats=1)
+
+
+def test_a_step_computes_exchanges_and_updates(monkeypatch: pytest.MonkeyPatch) -> None:
+    (group,), memories = local_groups(1), []
+
+    def note(*arguments: Any) -> HostMemory:
+        memories.append(open_host_memory(*arguments))
+        return memories[-1]
+
+    monkeypatch.setattr("tandem.distributed.open_host_memory", note)
+    step = tasks(TINY, 2, 1, ("shared",), group)["shared"]
+    weights = memories[0].flat["parameters"][0]
+    before = weights.copy()
+    parts = step()
+    assert min(parts.gradients, parts.exchange, parts.update) > 0
+    assert np.isfinite(weights).all()
+    assert (weights != before).any()
 
 
 @pytest.mark.slow

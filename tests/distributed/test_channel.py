@@ -17,7 +17,6 @@ from tandem.distributed.channel import CheckedChannel, GroupChannel, HostChannel
 from tandem.distributed.group import Group
 from tandem.ops.collective import AllGather, AllReduce, Broadcast, Collective
 from tests.support.collectives import SHAPES, check_channel, compiled
-from tests.support.ranks import Starter, run_ranks
 from tests.support.threads import run_threads
 
 KINDS = (HostChannel, GroupChannel)
@@ -238,15 +237,6 @@ def test_a_killed_peer_ends_the_function_of_the_others() -> None:
 
 def nodes_of(function: Any) -> list[Any]:
     return [n for n in function.maker.fgraph.toposort() if isinstance(n.op, Collective)]
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("by", ["mpirun", "torchrun"])
-@pytest.mark.parametrize("ranks", [2, 3])
-def test_functions_of_ranks_meet(ranks: int, by: Starter) -> None:
-    result = run_ranks(ranks, "tests/support/check_channels.py", by=by)
-    assert result.returncode == 0, result.stderr
-    assert result.stdout == f"checked {ranks}\n"
 
 
 # Which channel

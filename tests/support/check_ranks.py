@@ -19,7 +19,7 @@ import numpy as np
 import pytest
 import torch
 
-from tandem.distributed import ExchangeSettings, make_exchange, mpi, open_host_memory
+from tandem.distributed import ExchangeSettings, make_channel, make_exchange, mpi, open_host_memory
 from tandem.distributed.allreduce import (
     AllReduce,
     LibraryAllReduce,
@@ -40,6 +40,7 @@ from tandem.launch.ranks import join
 from tandem.memory import HostSlots, SlotLayout
 from tandem.memory.flat import FlatLayout
 from tandem.memory.parameters import HostMemory
+from tests.support import collectives
 from tests.support import simulated_gpu as simulated_gpu
 from tests.support.averages import MOST_GROWTH, growth, weights
 from tests.support.fake_cuda import FakeDriver, FakeMachine, fake_memory
@@ -143,6 +144,18 @@ def check_channel_of_ranks(group: RankGroup) -> None:
     if size > 1:
         with pytest.raises(OutOfStep, match=r"rank 0: call 10, AllGather 0 .*1: .*Gather 1"):
             channel.all_gather(("AllGather", rank, (1,), "float32"), block, [(1,)] * size)
+    channel.close()
+
+
+def check_functions(group: RankGroup) -> None:
+    """Graphs with conversions of every kind, against NumPy."""
+    memory: Any = None  # of nobody's shared memory
+    channel = make_channel(memory, group)
+    assert isinstance(channel, GroupChannel)
+    for shape in collectives.SHAPES:
+        collectives.check_channel(channel, shape)
+    collectives.check_channel(channel, collectives.SHAPES[0], "int64")
+    collectives.check_channel(channel, collectives.SHAPES[0], "bool")
     channel.close()
 
 
@@ -547,6 +560,7 @@ CHECKS: tuple[Callable[[RankGroup], None], ...] = (
     check_gather,
     check_parts,
     check_channel_of_ranks,
+    check_functions,
     check_pages,
     check_sums,
     check_growth,
