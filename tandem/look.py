@@ -70,6 +70,9 @@ class LookOptions(Config):
         trainers = 1 if self.devices == "auto" else len(self.devices)
         own = self.model_dump(include=set(Config.model_fields))
         changes = {"devices": ("cpu",) * trainers, "use_data_layer": False, "loader_threads": 1}
+        changes |= {"sum_rows": "auto", "norm_rows": "auto"}
+        if self.global_batch is not None:  # by one trainer the same order and crops
+            changes |= {"devices": ("cpu",), "batch_size": self.global_batch, "global_batch": None}
         return Config(**own | changes)
 
 

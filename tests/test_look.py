@@ -52,9 +52,12 @@ def expected_crops(data: Path, split: str, chosen: np.ndarray, epoch: int) -> li
     return crops
 
 
-@pytest.mark.parametrize("trainers", [1, 2])
-def test_pictures_are_those_of_the_first_minibatches(data: Path, trainers: int) -> None:
-    changes = {"devices": ["cpu"] * trainers, "epoch": 3, "count": 7}
+@pytest.mark.parametrize(
+    "batches",
+    [{}, {"devices": ["cpu"] * 2}, {"batch_size": 4, "sum_rows": 2}, {"global_batch": 6}],
+)
+def test_pictures_are_those_of_the_first_minibatches(data: Path, batches: dict[str, Any]) -> None:
+    changes = {"devices": ["cpu"], "epoch": 3, "count": 7, **batches}
     found = read_pictures(options(data, **changes), read_manifest(data))
     order = epoch_order((5, 5, 3), "files", 1, 2)[:7]
     assert found.indices == order.tolist()

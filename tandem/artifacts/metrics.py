@@ -34,11 +34,13 @@ class Sums:
                 raise ValueError(f"{name}: found {errors}, expected a number of pictures")
 
     def __add__(self, other: "Sums") -> "Sums":
-        values = {
-            name: _added(self.values.get(name), other.values.get(name))
-            for name in {**self.values, **other.values}
-        }
+        names = {**self.values, **other.values}
+        values = {name: _added(self._sum(name), other._sum(name)) for name in names}
         return Sums(self.images + other.images, self.loss + other.loss, values)
+
+    def _sum(self, name: str) -> float | tuple[float, ...] | None:
+        """A sum; None where there is nothing to add up, NaN where it has not been counted."""
+        return self.values.get(name, math.nan if self.images else None)
 
     def error(self, k: int) -> float:
         """The top-k error, of 1 or 5; NaN without images, or where errors are not counted."""

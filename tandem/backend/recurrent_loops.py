@@ -141,10 +141,21 @@ def _views(*states: Tensor) -> list[list[np.ndarray]]:
     return [[*cast(Any, state.contiguous().numpy())] for state in states]
 
 
-def _check_shapes(gates: Tensor, firsts: Sequence[Tensor], others: Sequence[Tensor] = ()) -> None:
-    """Refuse first states, and arrays of all steps, that loops would read or write beyond."""
-    steps, batch, _ = gates.shape
+def _check_shapes(
+    gates: Tensor,
+    weight: Tensor,
+    count: int,
+    firsts: Sequence[Tensor],
+    others: Sequence[Tensor] = (),
+) -> None:
+    """Refuse arrays that loops of `count` gates would read or write beyond."""
+    steps, batch, width = gates.shape
     units = firsts[0].shape[1]
+    if weight.shape != (units, width) or width != count * units:
+        raise ValueError(
+            f"found weights {tuple(weight.shape)} and {width} columns of gates, expected "
+            f"{(units, count * units)} and {count * units} for states of {units} units"
+        )
     for found, expected in [(x, (batch, units)) for x in firsts] + [
         (x, (steps, batch, units)) for x in others
     ]:
@@ -154,7 +165,7 @@ def _check_shapes(gates: Tensor, firsts: Sequence[Tensor], others: Sequence[Tens
 
 def lstm_steps(z: Tensor, weight: Tensor, h: Tensor, c: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """Compute `LSTMSteps`, and write over `z` if it is contiguous."""
-    _check_shapes(z, (h, c))
+    _check_shapes(z, weight, 4, (h, c))
     gates = z.contiguous()
     all_h, all_c = (z.new_empty((*z.shape[:2], len(weight))) for _ in range(2))
     step, before = _compiled(_lstm, 4, 1, 1, 1), c.contiguous().numpy()
@@ -170,7 +181,7 @@ def lstm_steps_grad(
     gates: Tensor, weight: Tensor, c0: Tensor, c: Tensor, g_h: Tensor, g_c: Tensor
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Compute `LSTMStepsGrad`."""
-    _check_shapes(gates, [c0], (c, g_h, g_c))
+    _check_shapes(gates, weight, 4, [c0], (c, g_h, g_c))
     g_z = torch.empty_like(gates, memory_format=torch.contiguous_format)
     dh, dc, transposed = torch.zeros_like(c0), torch.zeros_like(c0), weight.T.contiguous()
     step, of_h, of_c = _compiled(_lstm_grad, 4, 1, 1, 1, 1, 1, 1, 4), dh.numpy(), dc.numpy()
@@ -185,7 +196,7 @@ def lstm_steps_grad(
 
 def gru_steps(z: Tensor, weight: Tensor, bias: Tensor, h: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """Compute `GRUSteps`, and write over `z` if it is contiguous."""
-    _check_shapes(z, [h])
+    _check_shapes(z, weight, 3, [h])
     gates = z.contiguous()
     all_h, inner = (z.new_empty((*z.shape[:2], len(weight))) for _ in range(2))
     step, state = _compiled(_gru, 3, 3, 1, 1, 1), z.new_empty(z.shape[1:])
@@ -202,7 +213,7 @@ def gru_steps_grad(
     gates: Tensor, weight: Tensor, inner: Tensor, h0: Tensor, h: Tensor, g_h: Tensor
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Compute `GRUStepsGrad`."""
-    _check_shapes(gates, [h0], (h, inner, g_h))
+    _check_shapes(gates, weight, 3, [h0], (h, inner, g_h))
     g_z, g_s = (torch.empty_like(gates, memory_format=torch.contiguous_format) for _ in range(2))
     dh, transposed = torch.zeros_like(h0), weight.T.contiguous()
     step, of_h = _compiled(_gru_grad, 3, 1, 1, 1, 1, 3, 3), dh.numpy()

@@ -13,6 +13,7 @@ from typing import Any, cast
 
 import numpy as np
 import pytensor
+import pytensor.scalar as ps
 import pytensor.tensor as pt
 import torch
 from pytensor.compile.builders import OpFromGraph
@@ -25,12 +26,15 @@ from pytensor.graph.rewriting.basic import GraphRewriter
 from pytensor.scalar.basic import Maximum, Minimum, ScalarType
 from pytensor.scan.op import Scan
 from pytensor.tensor.basic import Nonzero, ScalarFromTensor
+from pytensor.tensor.blas import BatchedDot
 from pytensor.tensor.blockwise import Blockwise
 from pytensor.tensor.elemwise import CAReduce, DimShuffle, Elemwise
-from pytensor.tensor.extra_ops import Repeat, Unique
+from pytensor.tensor.extra_ops import CumOp, Repeat, Unique
+from pytensor.tensor.math import Dot
 from pytensor.tensor.random.op import RandomVariable
 from pytensor.tensor.rewriting.shape import ShapeFeature
 from pytensor.tensor.shape import Shape, Shape_i
+from pytensor.tensor.sort import ArgSortOp
 from pytensor.tensor.type import DenseTensorType
 from pytensor.tensor.type_other import NoneTypeT
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -47,6 +51,8 @@ REGIONS = "regions"
 
 _NOT_COMPILED = ("float16", "complex64", "complex128")
 _LEFT_OUT = (Nonzero, Repeat, Unique, RandomVariable)  # work that depends on values, and draws
+_NARROW = ("bool", "int8", "int16", "int32", "uint8", "uint16", "uint32")
+_WIDENED = (ps.Add, ps.Sub, ps.Mul, ps.Neg, ps.Sqr, ps.Abs, ps.Pow)
 LARGEST = 2**14  # elements of a variable of known shape that may be in a region
 MOST_WORK = 2000
 """Elements of a kernel's result, on average over a region, up to which Numba computes it.
@@ -125,7 +131,7 @@ def _is_small(node: Apply) -> bool:
 def _is_compiled(node: Apply, inside: bool = False) -> bool:
     """Return whether Numba computes a node, or one inside another, of arrays and of numbers."""
     op = node.op
-    if isinstance(op, _LEFT_OUT) or getattr(op, "destroy_map", None):
+    if isinstance(op, _LEFT_OUT) or getattr(op, "destroy_map", None) or _differs(node):
         return False
     variables = [*node.inputs, *node.outputs]
     variables = [v for v in variables if not isinstance(v.type, NoneTypeT)]
@@ -139,6 +145,28 @@ def _is_compiled(node: Apply, inside: bool = False) -> bool:
     if not inside and any(isinstance(v.type, ScalarType) for v in node.outputs):
         return False
     return _has_dispatch(op)
+
+
+def _differs(node: Apply) -> bool:
+    """Return whether Numba computes other values than NumPy.
+
+    Integers of less than 64 bits are added and multiplied in 64, and matrices of integers in
+    floats; a stable sort is a quicksort, and a quotient of floats is rounded before its floor.
+    """
+    op = node.op.core_op if isinstance(node.op, Blockwise) else node.op
+    dtype = node.outputs[0].type.dtype if node.outputs else ""
+    if isinstance(op, ArgSortOp):
+        return bool(op.kind != "mergesort")
+    if isinstance(op, Dot | BatchedDot):
+        return not dtype.startswith("float")
+    if isinstance(op, CumOp):
+        return dtype in _NARROW
+    if isinstance(op, CAReduce):
+        return dtype == "bool" and _is_extreme(op)
+    kind = op.scalar_op if isinstance(op, Elemwise) else op
+    if isinstance(kind, ps.IntDiv):
+        return dtype not in ("int64", "uint64")
+    return dtype in _NARROW and isinstance(kind, _WIDENED)
 
 
 def _has_dispatch(op: Op) -> bool:

@@ -280,7 +280,7 @@ class Trainers(Section):
     )
     sum_rows: Annotated[int, Field(ge=1, le=1 << 24)] | Literal["auto"] = key(
         "auto",
-        "images of a pass, whose sums do not depend on the trainers' number; auto: off",
+        "images of a pass; results then do not depend on the number of trainers; auto: off",
         "a whole number of images from 1 that divides global_batch, or auto",
         affects_bits=True,
         omit_default=True,
@@ -411,7 +411,7 @@ class Output(Section):
         tuple[Annotated[str, AfterValidator(_class_name)], ...], BeforeValidator(listed)
     ] = key(
         (),
-        "classes to call at the begin and end of training and of epochs, as module:class",
+        "classes to call at the start and end of training and of epochs, as module:class",
         "a list of modules and classes such as [my_callbacks:Log]",
         omit_default=True,
     )

@@ -190,6 +190,11 @@ def check_modelled(config: Config, on_gpus: bool = False) -> None:
     for (key, value), reason in reasons.items():
         if (found := getattr(config, key)) == value:
             raise InputError(f"{key}: {shown(found, False)} has no model: {reason}")
+    if config.global_batch is not None:
+        raise InputError(
+            f"global_batch: found {config.global_batch}, expected null: a prediction is of "
+            "batch_size images for each trainer, whatever their number"
+        )
     are_ranks = config.collective != "auto" or dict(config)["bucket_mb"] > 0
     devices = ("cuda:0",) if on_gpus else ("cpu",)
     facts = run_facts(config.model_copy(update={"devices": devices}))

@@ -112,7 +112,7 @@ def _is_computing(span: Span) -> bool:
 def _load(run: Mapping[str, Any], spans: Sequence[Span]) -> float | None:
     """Bytes of pixels a second that a loader filled; None if there is no span of it."""
     fills = [span.seconds for span in spans if span.name == "fill"]
-    side, batch = run.get("crop_size"), run.get("batch_size")
+    side, batch = run.get("crop_size"), run.get("sum_rows") or run.get("batch_size")
     if not fills or not isinstance(side, int) or not isinstance(batch, int):
         return None
     return batch * COLOURS * side**2 / statistics.median(fills)

@@ -6,6 +6,8 @@ from dataclasses import asdict
 from statistics import fmean
 from typing import Any
 
+from pydantic_core import to_jsonable_python
+
 from tandem.artifacts.epochs import epochs_of, logs_of
 from tandem.artifacts.metrics_log import TrainRecord, ValidationRecord, read_records
 from tandem.artifacts.run_folder import RECORD, list_checkpoints
@@ -62,7 +64,7 @@ class Callbacks:
         return bool(self._objects or config.callbacks)
 
     def begin(self, spec: RunSpec) -> Outcome | None:
-        """Make the callbacks and report the begin of training, once; return a failure of one."""
+        """Make the callbacks and report the start of training, once; return a failure of one."""
         if self._each is not None:
             return None
         names = spec.config.callbacks
@@ -70,7 +72,7 @@ class Callbacks:
         for name, kind in zip(names, find_callbacks(names), strict=True):
             self._each.append((name, self._safely(name, "__init__", kind)))
         self._ended = epochs_done(spec)
-        self._call("on_train_begin", spec.config.model_dump(mode="json"))
+        self._call("on_train_begin", to_jsonable_python(dict(spec.config)))
         return self._failed()
 
     def end_missed(self, spec: RunSpec) -> Outcome | None:
@@ -87,7 +89,7 @@ class Callbacks:
         return self._failed() or (Outcome(0) if any(ends) else None)
 
     def begin_epoch(self, epoch: int) -> None:
-        """Report the begin of an epoch, counted from 1."""
+        """Report the start of an epoch, counted from 1."""
         self._call("on_epoch_begin", epoch)
 
     def end_epoch(self, record: ValidationRecord, train: Sequence[TrainRecord]) -> bool:
@@ -172,7 +174,7 @@ class CallbackReporter(ProgressReporter):
         return None
 
     def _end_epoch(self, record: ValidationRecord) -> bool:
-        """Call the callbacks at the end of an epoch, and the begin of the next; whether it ends."""
+        """Call the callbacks at the end of an epoch, and the start of the next; whether it ends."""
         ends = self._callbacks.end_epoch(record, self._train)
         self._train = []
         self._history = (*self._history, record.monitored)
@@ -197,7 +199,7 @@ def reports_before(spec: RunSpec) -> list[TrainRecord]:
 
 
 def epochs_done(spec: RunSpec) -> int:
-    """Whole epochs before the begin of a run."""
+    """Whole epochs before the start of a run."""
     return 0 if spec.resumed is None or spec.header is None else spec.header.state.epoch
 
 

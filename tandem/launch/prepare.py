@@ -58,6 +58,11 @@ _OF_TRAINING = {
     "clip_norm": None,
     "clip_global_norm": None,
     "clip_value": None,
+    # They may name a metric of the user's own, which the run's file leaves out.
+    "keep_monitor": "top1_error",
+    "lr_policy": "constant",
+    "stop_patience": 0,
+    "stop_at": None,
 }
 _LEAST_ADDRESSES = 5 << 28  # bytes; a trainer of a tiny network takes 1.1 GB
 

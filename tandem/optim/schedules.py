@@ -133,7 +133,7 @@ class Plateau(_Falling):
 
     lr_patience: int = setting(
         10,
-        "plateau: epochs without improvement that are borne",
+        "plateau: epochs without improvement that are tolerated",
         f"a whole number of epochs from 0 to {MOST}",
         omit_default=True,
         ge=0,

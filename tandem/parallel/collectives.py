@@ -305,6 +305,8 @@ class Collectives(Transfers):
         refuse_masked(value, label(variable))
         try:
             plain = np.asarray(value) if isinstance(value, Data) else value
+            if isinstance(plain, np.ndarray):
+                plain = np.require(plain, requirements="A")  # as fields of records are not
             return kind.filter(plain, allow_downcast=None)
         except (TypeError, ValueError) as error:
             what = f"{label(variable)} is {kind.dtype} with {axes(kind.ndim)}"

@@ -330,7 +330,7 @@ class Pool(Collectives):
             The dtype is not one of PyTorch's.
         """
         self.check_open()
-        array = unmasked(value, name or "the value")
+        array = np.require(unmasked(value, name or "the value"), requirements="A")
         block, start = self.rank.residents.allocate(array.nbytes, array.dtype)
         variable = self._resident(Extent(start, array.dtype.str, array.shape, block), name)
         # The others get the master's value with the variable.

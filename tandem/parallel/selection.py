@@ -185,7 +185,8 @@ def _sliced(length: int, batch: slice) -> Selection:
     is_start_beyond = start is not None and (
         start < -length or start > length - (rows.step < 0 and length > 0)
     )
-    if is_start_beyond or (stop is not None and not -length <= stop <= length):
+    lowest = -length - (rows.step < 0)  # beyond the first row
+    if is_start_beyond or (stop is not None and not lowest <= stop <= length):
         remedy = f"; end it at {length}" if stop is not None and stop > length else ""
         raise IndexError(f"the slice {_written(batch)} reaches beyond the {length} rows{remedy}")
     return Selection(len(rows), rows.start, rows.step)

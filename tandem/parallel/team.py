@@ -173,7 +173,8 @@ class PoolWorkers(Team):
 
     def _send(self, task: Task) -> None:
         new, dropped = self.buffers.changes()
-        if new or dropped or task != self._repeated:
+        repeats = type(task) is type(self._repeated) and task == self._repeated
+        if new or dropped or not repeats:
             data = pickle.dumps(Message(task, tuple(new), dropped))
             self._repeated = task
         else:

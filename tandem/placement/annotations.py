@@ -12,7 +12,7 @@ from pytensor.tensor.rewriting.basic import register_canonicalize
 from pytensor.tensor.variable import TensorVariable
 
 from tandem.ops.base import SameShapeOp, Values
-from tandem.placement.placements import Placement, check_placement
+from tandem.placement.placements import Partial, Placement, check_placement
 from tandem.placement.rules.registry import OpStrategy, rule
 
 
@@ -47,6 +47,8 @@ def local_remove_place(fgraph: Any, node: Apply) -> list[Any]:
 @rule.register(Place)
 def _(op: Place, node: Apply, ranks: int) -> list[OpStrategy]:
     check_placement(op.placement, node.inputs[0].type.ndim, ranks)
+    if op.placement == Partial("sum") and node.inputs[0].type.dtype == "bool":
+        raise ValueError(f"{op.placement}: a sum needs numbers, and its type is bool")
 
     def local(node: Apply, inputs: Any, part: Any) -> list[Any]:
         return [inputs[0]]

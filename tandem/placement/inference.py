@@ -129,9 +129,9 @@ class _Search:
     def _of(self, node: Apply) -> list[OpStrategy]:
         """All choices of a node, in the order in which ties are decided."""
         if node not in self._choices:
-            found = [c for c in listed(node, self._ranks) if _may_add(node, c)]
+            found = listed(node, self._ranks)
             if not isinstance(node.op, Place):
-                found += [
+                found = [c for c in found if _may_add(node, c)] + [
                     OpStrategy((p,) * len(node.inputs), (p,) * len(node.outputs))
                     for p in self._everywhere
                 ]

@@ -96,7 +96,8 @@ def partition(
     does: Xu et al. 2021, arXiv 2105.04663). The placement of every node is inferred, see
     `tandem.placement.inference`, and the conversions between placements become Ops of
     `tandem.ops.collective`, whose functions need a mode with a channel. What is computed equals the
-    whole graph, but for roundings in the order of sums.
+    whole graph, but for roundings in the order of sums, and NaN where infinity meets the zeros of
+    ranks that have no terms.
 
     Parameters
     ----------

@@ -182,7 +182,7 @@ class RunSpec:
         if self.config.summed_rows:
             return self
         own = self.shares[rank]
-        size = max(own.stop - own.start, self.config.group_rows or 1)  # a slot is never empty
+        size = (own.stop - own.start) or self.config.group_rows or 1  # a slot is never empty
         return replace(self, config=self.config.model_copy(update={"batch_size": size}))
 
     def steps(self, mode: Mode, epoch: int = -1) -> int:

@@ -72,6 +72,7 @@ class TracedBuilder:
 
     def __init__(self, builder: "MinibatchBuilder", make_recorder: Callable[[], Recorder]) -> None:
         self._builder, self._make_recorder = builder, make_recorder
+        self._place: tuple[int, int] | None = None  # epoch and minibatch of the last step
 
     @cached_property
     def _recorder(self) -> Recorder:
@@ -83,11 +84,13 @@ class TracedBuilder:
 
     def fill(self, slot: "Slot", request: "MinibatchRequest") -> None:
         """Read a minibatch, see `MinibatchBuilder.fill`. One of training is a step of the trace."""
-        if request.mode == "train":
+        place = request.epoch, request.minibatch
+        if request.mode == "train" and place != self._place:  # and no further pass of its step
+            if self._place is not None:
+                written(self._recorder.end_step, self._recorder.path)
             self._recorder.begin_step()
+            self._place = place
         self._fill(slot, request)
-        if request.mode == "train":
-            written(self._recorder.end_step, self._recorder.path)
 
     def close(self) -> None:
         """Close the builder, and write what has been recorded."""
@@ -127,7 +130,10 @@ def describe(spec: "RunSpec") -> dict[str, Any]:
     names += " bucket_mb fully_connected trace"
     settings = {name: dict(spec.config)[name] for name in names.split()}
     network = spec.description
+    if spec.config.global_batch and not spec.config.summed_rows:
+        settings["batch_size"] = spec.shares[0].stop  # of each trainer its own
     return settings | {
+        "sum_rows": spec.config.summed_rows,
         # A trainer whose network has averages has resolved auto, its loader has not.
         "norm_rows": spec.config.group_rows or "global",
         "network_options": dict(network.options),

@@ -451,3 +451,12 @@ def test_initial_weights_of_which_nothing_is_taken(path: Path) -> None:
     layers = {name.partition(".")[0] for name in SHAPES}
     with pytest.raises(InputError, match="nothing left to take"):
         initial_weights(path, SHAPES, [*layers])
+
+
+def test_what_was_not_counted_stays_unknown() -> None:
+    """As the errors of pictures from before a resume that adds a metric."""
+    before, after = Sums(4, 1.0), Sums(2, 1.0, {"top1_errors": 1, "class_right": (1.0, 2.0)})
+    for total in (before + after, after + before):
+        assert total.images == 6
+        assert np.isnan([total.values["top1_errors"], *total.values["class_right"]]).all()
+    assert (Sums() + after).values == after.values == (after + Sums()).values

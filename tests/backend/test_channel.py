@@ -10,6 +10,7 @@ import torch
 
 from tandem.backend import Channel, capture, check_capturable, device_mode, device_shared
 from tandem.backend.channel import Label
+from tandem.backend.lowering.collective import _reduced
 from tandem.distributed import PeerLost, local_groups
 from tandem.distributed.channel import HostChannel
 from tandem.ops.collective import (
@@ -60,6 +61,18 @@ def test_a_channel_of_other_ranks_is_refused() -> None:
     op = AllGather(5, 2, 1, (4, 3), 0)
     with pytest.raises(ValueError, match="is for rank 1 of 2, and the mode's channel is of rank 0"):
         compiled([op], "float32", Log())
+
+
+@pytest.mark.parametrize("op", ["sum", "max", "min"])
+@pytest.mark.parametrize("dtype", ["uint8", "uint16", "uint32", "uint64"])
+def test_unsigned_integers_are_reduced(dtype: str, op: str) -> None:
+    large = np.iinfo(dtype).max
+    blocks = [
+        np.array(row, dtype) for row in ([large, 1, 0], [2, large - 1, 0], [3, 4, large // 2])
+    ]
+    expected = {"sum": np.add, "max": np.maximum, "min": np.minimum}[op].reduce(blocks, dtype=dtype)
+    found = _reduced([torch.from_numpy(block) for block in blocks], op)
+    np.testing.assert_array_equal(found.numpy(), expected, strict=True)
 
 
 def test_what_sends_nothing_needs_no_channel() -> None:

@@ -73,6 +73,13 @@ def test_functions_of_unsigned_64_bits(function: Callable[[Variable], Variable])
     check_equal([x], [function(x)], (LARGE[::-1].copy(),))
 
 
+def test_unsigned_integers_are_accumulated_as_floats() -> None:
+    x, y = pt.vector(dtype="uint64"), pt.vector(dtype="uint8")
+    of_x = [pt.sum(x, dtype="float64"), pt.mean(x, acc_dtype="float64"), pt.mean(x)]
+    check_equal([x], of_x, (np.array([1 << 63, 1 << 62], "uint64"),))
+    check_equal([y], [pt.prod(y, dtype="float64")], (np.full(8, 250, "uint8"),))
+
+
 @pytest.mark.parametrize("dtype", ["int8", "int64", "uint8", "uint32", "bool"])
 @pytest.mark.parametrize("op", [pt.int_div, pt.mod])
 def test_division_of_integers_by_zero_gives_zero(op: Any, dtype: str) -> None:

@@ -87,6 +87,32 @@ def test_numba_computes_loops_and_their_gradients() -> None:
     check([steps, weights, x], outputs, rows(5, 4), rows(4, 4), rows(4))
 
 
+def of(dtype: str, *values: float) -> np.ndarray:
+    return np.array(values, dtype)
+
+
+@pytest.mark.parametrize(
+    ("build", "values"),
+    [
+        (lambda x: [pt.max(x), pt.min(x)], [of("bool", 0, 0)]),
+        (lambda x, y: [pt.dot(x, y)], [of("int32", 4097), of("int32", 4097)]),
+        (lambda x, y: [pt.gt(x + y, 0)], [of("int8", 100), of("int8", 100)]),
+        (lambda x, y: [(x + y) // 2, pt.cumsum(x * y)], [of("uint8", 200), of("uint8", 100)]),
+        (lambda x: [pt.argsort(x, kind="stable")], [np.zeros(20)]),
+        (lambda x, y: [x // y], [of("float64", 1, -1, np.inf), of("float64", 0.1, np.inf, 1)]),
+    ],
+)
+def test_what_numba_computes_otherwise_is_left_to_the_kernels(
+    build: Callable[..., list[Any]], values: list[np.ndarray]
+) -> None:
+    inputs = [pt.vector(dtype=value.dtype.name) for value in values]
+    outputs = build(*inputs)
+    found = pytensor.function(inputs, outputs, mode=MODE)(*values)
+    expected = pytensor.function(inputs, outputs, mode=device_mode("cpu"))(*values)
+    for one, other in zip(found, expected, strict=True):
+        np.testing.assert_array_equal(one, other)
+
+
 def check_extremes(output: Any, expected: Callable[[np.ndarray], Any]) -> None:
     """Compare what Numba computes of a matrix with NaN with what NumPy does."""
     compiled = regions._compile(FunctionGraph([m], [output], clone=True))

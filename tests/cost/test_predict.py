@@ -160,6 +160,7 @@ def test_layouts_that_cannot_be_are_refused() -> None:
         ({"rule": "easgd"}, "rule: easgd has no model: its trainers are not in step"),
         ({"fully_connected": "sharded"}, "fully_connected: sharded has no model: see tandem"),
         ({"norm_rows": "global"}, "norm_rows: global has no model: see tandem placement"),
+        ({"global_batch": 256}, "global_batch: found 256, expected null: a prediction is of"),
         ({"para_load": False}, "para_load: false has no model: its trainers load between steps"),
         ({"exchange": "shared", "collective": "asa"}, "exchange: shared is one copy of the weight"),
         ({"precision": "float64", "collective": "asa16"}, "collective: asa16 is for float32, and"),

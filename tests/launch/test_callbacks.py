@@ -89,6 +89,7 @@ def test_a_run_calls_each_method_at_its_time(config: Config, calls: Path) -> Non
     begin, *others = read(calls)
     assert begin[0] == "on_train_begin"
     assert (begin[1]["batch_size"], begin[1]["loader_threads"]) == (2, 1)
+    assert begin[1].keys() == Config.model_fields.keys()  # also of what config.yaml leaves out
     record = {
         "step": 4,
         "loss": 1.5,

@@ -27,6 +27,8 @@ from tandem.errors import InputError
 from tandem.launch.prepare import changed_settings, check_continues, prepare_run
 from tandem.layers.network import ALEXNET, KERAS_NETWORK, NetworkDescription
 from tandem.training.run_spec import RunSpec
+from tandem.training.setup import with_averages
+from tandem.training.tracing import describe
 from tests.support.tiny import save_weights, settings
 
 NETWORK = "tests.support.norm_network:NormNetwork"
@@ -283,6 +285,31 @@ def test_a_resumed_run_of_other_rows_is_not_exact(data: Path, tmp_path: Path) ->
     assert spec.config.norm_rows == 4
     assert spec.header is not None
     assert changed_settings(spec.header.config, spec.config) == [EPOCHS, "norm_rows was 2, now 4"]
+
+
+def test_rows_beyond_the_minibatch_do_not_enlarge_it(data: Path) -> None:
+    arguments = settings(data, data.parent / "run", batch_size=2, norm_rows=4, network=NETWORK)
+    own = prepare_run(load_config(arguments)).of_rank(0)
+    assert own.config.batch_size == 2
+    with pytest.raises(InputError, match="norm_rows: found 4, expected a divisor of batch_size 2"):
+        with_averages(own)
+
+
+def test_trainers_of_uneven_shares_are_traced_as_one_run(data: Path) -> None:
+    changes = {"global_batch": 6, "norm_rows": 2, "devices": ["cpu"] * 2}
+    run = prepare_run(load_config(settings(data, data.parent / "run", **changes)))
+    assert [run.of_rank(rank).config.batch_size for rank in (0, 1)] == [4, 2]
+    assert describe(run) == describe(run.of_rank(0)) == describe(run.of_rank(1))
+
+
+def test_a_validation_needs_no_metric_that_training_followed(data: Path, tmp_path: Path) -> None:
+    weights = save_weights(tmp_path / "a.safetensors", read_manifest(data).wnids)
+    changes = {"keep_monitor": "balanced", "stop_monitor": "balanced", "stop_patience": 3}
+    changes |= {"lr_policy": "plateau", "lr_monitor": "balanced"}
+    config = load_config(settings(data, tmp_path / "run", **changes))
+    assert prepare_run(config, "validate", weights).weights == weights
+    with pytest.raises(InputError, match="lr_monitor: there is no value 'balanced'"):
+        prepare_run(config)
 
 
 GRAPH = {"layers": [{"name": "conv2d", "filters": 32}, {"name": "dense", "units": 3}]}

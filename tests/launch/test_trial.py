@@ -220,6 +220,13 @@ def test_bits_that_nobody_promises_are_none(
     assert "resume       works; the same bits take rule: bsp" in capsys.readouterr().out
 
 
+def test_rounding_errors_that_no_checkpoint_has_are_no_same_bits(config: Config) -> None:
+    asa16 = {"collective": "asa16", "error_feedback": True}
+    for changes in ({}, asa16):
+        spec: Any = SimpleNamespace(config=config.model_copy(update=changes), on_gpu=False)
+        assert trial.is_exact(spec) == (not changes)
+
+
 @pytest.mark.parametrize("fails", [1, 2])
 def test_a_failure_ends_the_trial(config: Config, tmp_path: Path, fails: int) -> None:
     launcher = FakeLauncher(fails=fails)

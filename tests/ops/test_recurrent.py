@@ -168,6 +168,22 @@ def test_units_that_do_not_fit_are_refused() -> None:
 
 
 @pytest.mark.parametrize(("op", "given"), cases())
+def test_gates_of_another_number_are_refused(op: Any, given: list[np.ndarray]) -> None:
+    """Loops would read and write beyond a row of them, as of an LSTM with a GRU's."""
+    count = given[1].shape[1] // UNITS
+    values = [v.astype("float32") for v in given]
+    inputs = [pt.tensor(dtype="float32", shape=(None,) * v.ndim) for v in values]
+    function = pytensor.function(inputs, op(*inputs), mode=device_mode("cpu"))
+    for width in ((count - 1) * UNITS, (count + 1) * UNITS):
+        wide = [
+            np.resize(v, (*v.shape[:-1], width)) if v.shape[-1] == count * UNITS else v
+            for v in values
+        ]
+        with pytest.raises(ValueError, match="columns of gates, expected"):
+            function(*wide)
+
+
+@pytest.mark.parametrize(("op", "given"), cases())
 def test_first_states_of_other_rows_are_refused(op: Any, given: list[np.ndarray]) -> None:
     """Loops would read and write beyond them."""
     values = [v.astype("float32") for v in given]

@@ -323,6 +323,11 @@ def test_inputs_of_records_are_taken(pool: Pool) -> None:
     x = pt.dvector("x")
     f = pool.function([x], (2 * x, "gather"))
     np.testing.assert_array_equal(f(records["value"]), [0, 2, 4, 6])
+    w = pool.shared(records["value"], "of records")
+    np.testing.assert_array_equal(w.get_value(), range(4))
+    records["value"] *= 2
+    pool.broadcast(w, records["value"])
+    np.testing.assert_array_equal(w.get_value(), [0, 2, 4, 6])
 
 
 def test_row_numbers_count_over_the_whole_call(pool: Pool) -> None:

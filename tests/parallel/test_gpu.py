@@ -328,6 +328,14 @@ def test_collectives_leave_the_bits_of_the_host(simulated: Pool, two: Pool) -> N
 
 
 @pytest.mark.slow
+def test_workers_that_have_given_up_memory_end_by_themselves() -> None:
+    with simulated_gpus(2), Pool(threads=1) as pool:
+        pool.all_reduce(pool.shared(np.float32([1, 2])))
+        processes = [handle.process for handle in pool._team._pool.handles]
+    assert [process.exitcode for process in processes] == [0]
+
+
+@pytest.mark.slow
 def test_results_are_the_callers(simulated: Pool) -> None:
     """Also where the memory of a result is used again by the next call."""
     x = simulated.data(np.ones((4, 2), "float32"))

@@ -127,6 +127,7 @@ def test_negative_indices_leave_the_callers_array_as_it_was() -> None:
         (slice(0, 5, 2), "the slice 0:5:2 reaches beyond the 4 rows; end it at 4"),
         (slice(-5, 2), "the slice -5:2 reaches beyond the 4 rows"),
         (slice(None, -5), "the slice :-5 reaches beyond the 4 rows"),
+        (slice(-1, -6, -2), "the slice -1:-6:-2 reaches beyond the 4 rows"),
         (slice(4, None, -1), "the slice 4::-1 reaches beyond the 4 rows"),
     ],
 )
@@ -144,6 +145,7 @@ def test_the_end_of_the_rows_may_be_named() -> None:
     assert select(4, slice(4, None)).count == select(0, slice(0, 0)).count == 0
     assert select(4, slice(-4, 4)).count == 4
     assert select(0, slice(0, None, -1)).count == 0
+    assert select(4, slice(-1, -5, -1)).count == 4  # before the first row
 
 
 @pytest.mark.parametrize(

@@ -375,6 +375,12 @@ def test_refusals() -> None:
     mask = pt.tensor("mask", dtype="bool", shape=(2,))
     with pytest.raises(ValueError, match="mask: a sum needs numbers, and its type is bool"):
         partition([mask], given={mask: Partial()}, wanted={}, ranks=2, rank=0)
+    with pytest.raises(ValueError, match="a sum needs numbers, and its type is bool"):
+        partition([place(mask, Partial())], given={}, wanted={}, ranks=2, rank=0)
+    numbers = pt.tensor("numbers", dtype="int32", shape=(2,))
+    placed = [place(numbers, Partial())]
+    (found, *_), *_ = simulate(placed, {}, {}, 2, {numbers: np.array([3, 4], "int32")})
+    np.testing.assert_array_equal(found, [3, 4])
     with pytest.raises(ValueError, match="has no axis 3"):
         place(x, Shard(3))
     with pytest.raises(ValueError, match="axis must be an int of at least 0"):

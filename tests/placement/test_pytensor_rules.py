@@ -14,6 +14,8 @@ from pytensor.tensor.math import Min
 from pytensor.tensor.shape import SpecifyShape
 from pytensor.tensor.special import log_softmax, softmax
 
+from tandem.placement import Shard
+from tandem.placement.simulation import simulate
 from tandem.placement.static_lengths import with_static_lengths
 from tests.support.rule_checks import check_choices
 
@@ -100,6 +102,9 @@ INDEXED: dict[str, Callable[[], Any]] = {
     "one column of each row": lambda: X[pt.arange(5), LABELS[:1]],
     "add to one of each row": lambda: pt.inc_subtensor(X[pt.arange(5), LABELS], VECTOR),
     "set one of each row": lambda: pt.set_subtensor(X[pt.arange(5), LABELS], VECTOR[0]),
+    "add the same to one of each row": lambda: pt.inc_subtensor(
+        new(4, 3, 2)[pt.arange(4), new(4, dtype="int64")], new(2)
+    ),
     "add to chosen rows": lambda: pt.inc_subtensor(X[ROWS], new(4, 3)),
     "add a row to chosen rows": lambda: pt.inc_subtensor(X[ROWS], ROW),
     "set chosen rows": lambda: pt.set_subtensor(X[np.array([0, 3, 2, 1])], new(4, 3)),
@@ -131,3 +136,17 @@ def test_the_parts_of_all_ranks_make_the_whole(name: str) -> None:
     arrays = [value_of(x, rng) for x in free.inputs]
     found = [check_choices(free, arrays, ranks) for ranks in (2, 3, 4)]
     assert all(found)
+
+
+@pytest.mark.parametrize(
+    ("build", "values", "expected"),
+    [
+        (lambda x: pt.sum(x, dtype="int64"), np.full(4, 0.4), 1),  # 1.6, rounded once
+        (lambda x: x[x > 0].sum(), np.arange(6.0), 15),
+    ],
+)
+def test_what_no_part_computes_is_computed_of_the_whole(
+    build: Callable[[Any], Any], values: np.ndarray, expected: int
+) -> None:
+    x = new(len(values))
+    assert simulate([build(x)], {x: Shard(0)}, {}, 2, {x: values}) == [[expected]] * 2

@@ -232,6 +232,20 @@ def test_a_loader_records_fillings(tmp_path: Path) -> None:
     assert flows == [(3 << 32) + 2, (3 << 32) + 3]
 
 
+def test_passes_of_one_step_are_filled_in_it(tmp_path: Path) -> None:
+    """With `sum_rows`: two passes of each of four steps, the second and third of them recorded."""
+    builder: Any = FakeBuilder()
+    builder = traced_builder(builder, spec(tmp_path, batch_size=8, sum_rows=4), 0)
+    for request in requests(*["train"] * 4):
+        builder.fill([], request)
+        builder.fill([], request)
+    builder.close()
+    path = tmp_path / "trace-0-loader.json"
+    flows = [event["id"] & 0xFF for event in read_trace(path).events if event["ph"] == "s"]
+    assert flows == [2, 2, 3, 3]
+    assert read_trace(path).processes[0].recorded_steps == 2
+
+
 def test_a_trainer_and_its_loader_are_of_one_run(tmp_path: Path) -> None:
     """The trainer has resolved `norm_rows`, where its network has averages."""
     settings = {"network": "tandem.models.resnet:ResNet18", "batch_size": 16}

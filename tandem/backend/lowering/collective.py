@@ -9,7 +9,7 @@ import torch
 from pytensor.graph.basic import Apply
 
 from tandem.backend.channel import Channel
-from tandem.backend.lowering.registry import Lowering, lower
+from tandem.backend.lowering.registry import AS_SIGNED, Lowering, lower
 from tandem.distributed.channel import Label
 from tandem.ops.collective import (
     AllGather,
@@ -211,6 +211,11 @@ def _reduced(blocks: Sequence[Tensor], op: str) -> Tensor:
     """Add blocks in rank order, or take the largest or smallest elements, into new memory."""
     if len(blocks) == 1:
         return blocks[0].clone()
+    if (dtype := blocks[0].dtype) in AS_SIGNED:
+        # Their sums have the same bits, and with the first one flipped they have the same order.
+        signed = AS_SIGNED[dtype]
+        flip = 0 if op == "sum" else torch.iinfo(signed).min
+        return (_reduced([block.view(signed) ^ flip for block in blocks], op) ^ flip).view(dtype)
     combine = _ELEMENTWISE[op]
     total = combine(blocks[0], blocks[1])
     for block in blocks[2:]:

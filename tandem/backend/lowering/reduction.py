@@ -35,6 +35,7 @@ def lower_reduce(op: CAReduce, node: Apply, device: torch.device, compiled: bool
     x, out = node.inputs[0], node.outputs[0]
     result = torch_dtype(out)
     accumulator = TORCH_DTYPES[op.acc_dtype] if op.acc_dtype is not None else result
+    wraps = accumulator if accumulator in _UNSIGNED and result.is_floating_point else None
     accumulator = _UNSIGNED.get(accumulator, accumulator)
     axes = tuple(range(x.type.ndim)) if op.axis is None else tuple(op.axis)
     if not axes:
@@ -61,11 +62,15 @@ def lower_reduce(op: CAReduce, node: Apply, device: torch.device, compiled: bool
     if kind not in reducers or (orders and result.is_complex):
         raise unsupported(node, f"no PyTorch reduction for {op.scalar_op} of {x.type.dtype}")
     reducer = reducers[kind]()
+    if wraps is not None:
+        return computed(lambda x: reducer(x).to(wraps).to(result))
     return computed(lambda x: reducer(x).to(result))
 
 
-def _computable(x: Tensor) -> Tensor:
-    return x.to(_UNSIGNED[x.dtype]) if x.dtype in _UNSIGNED else x
+def _computable(x: Tensor, accumulator: torch.dtype = torch.int64) -> Tensor:
+    if x.dtype in _UNSIGNED:
+        return x.to(accumulator if accumulator.is_floating_point else _UNSIGNED[x.dtype])
+    return x
 
 
 def _extreme(
@@ -99,7 +104,7 @@ def _sum(
     _, accumulator, _ = dtypes
 
     def exactly(x: Tensor) -> Tensor:
-        return torch.sum(_computable(x), axes, dtype=accumulator)
+        return torch.sum(_computable(x, accumulator), axes, dtype=accumulator)
 
     if dtypes != (torch.float32, torch.float64, torch.float32) or in_turn:
         return exactly
@@ -124,7 +129,9 @@ def _flattened(x: Tensor, axes: tuple[int, ...]) -> Tensor:
 
 
 def _product(axes: tuple[int, ...], accumulator: torch.dtype) -> Callable[[Tensor], Tensor]:
-    return lambda x: torch.prod(_flattened(_computable(x), axes), -1, dtype=accumulator)
+    return lambda x: torch.prod(
+        _flattened(_computable(x, accumulator), axes), -1, dtype=accumulator
+    )
 
 
 def _product_without_zeros(
@@ -133,7 +140,7 @@ def _product_without_zeros(
     product = _product(axes, accumulator)
 
     def multiply(x: Tensor) -> Tensor:
-        x = _computable(x)
+        x = _computable(x, accumulator)
         return product(torch.where(x == 0, 1, x).to(x.dtype))
 
     return multiply

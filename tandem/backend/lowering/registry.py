@@ -21,6 +21,8 @@ bool int8 int16 int32 int64 uint8 uint16 uint32 uint64 float16 float32 float64 c
 TORCH_DTYPES: Mapping[str, torch.dtype] = {name: getattr(torch, name) for name in _NAMES.split()}
 Storage = list[list[Any]]  # one cell for each variable
 Thunk = Callable[[], list[Any]]  # computes outputs of what is in the cells
+# PyTorch computes nothing in these. What is moved or added has the bits of signed integers.
+AS_SIGNED = {torch.uint16: torch.int16, torch.uint32: torch.int32, torch.uint64: torch.int64}
 SIGNED_ONLY = "PyTorch computes with signed 64-bit integers only"
 
 

@@ -22,6 +22,7 @@ from pytensor.tensor.subtensor import (
 from pytensor.tensor.type_other import NoneTypeT
 
 from tandem.backend.lowering.registry import (
+    AS_SIGNED,
     Lowering,
     constant_number,
     lower,
@@ -76,16 +77,12 @@ def _maybe_backwards(index: Index) -> bool:
     return any(number is None or number < 0 for number in numbers)
 
 
-# PyTorch computes nothing in these. What is moved or added has the bits of signed integers.
-_AS_SIGNED = {torch.uint16: torch.int16, torch.uint32: torch.int32, torch.uint64: torch.int64}
-
-
 def _signed(call: Callable[..., Tensor], node: Apply, operands: int) -> Callable[..., Tensor]:
     """Let a call see its first operands, which have the result's dtype, as signed integers."""
     dtype = torch_dtype(node.outputs[0])
-    if dtype not in _AS_SIGNED:
+    if dtype not in AS_SIGNED:
         return call
-    signed = _AS_SIGNED[dtype]
+    signed = AS_SIGNED[dtype]
 
     def seen(*inputs: Any) -> Tensor:
         views = [x.to(dtype).view(signed) for x in inputs[:operands]]

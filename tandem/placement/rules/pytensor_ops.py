@@ -115,8 +115,8 @@ def _(op: CAReduce, node: Apply, ranks: int) -> list[OpStrategy]:
     kept = [axis for axis in range(x.type.ndim) if axis not in reduced]
     kind = _REDUCTIONS.get(type(op.scalar_op))
     choices = [OpStrategy((Shard(a),), (Shard(kept.index(a)),)) for a in kept]
-    if kind is None:
-        return choices
+    if kind is None or (kind == "sum" and _is_float(x) and not _is_float(node.outputs[0])):
+        return choices  # a sum that is rounded once
     for axis in reduced:
         # There is no largest element of none.
         if kind == "sum" or (x.type.shape[axis] or 0) >= ranks:
@@ -325,7 +325,8 @@ def _(op: IncSubtensor, node: Apply, ranks: int) -> list[OpStrategy]:
 
 def _is_range(variable: Variable, length: int | None) -> bool:
     """Test if a variable is ``arange(length)``, which the partitioner has made a constant."""
-    return isinstance(variable, Constant) and np.array_equal(variable.data, np.arange(length or 0))
+    is_numbers = isinstance(variable, Constant) and variable.type.dtype != "bool"
+    return is_numbers and np.array_equal(variable.data, np.arange(length or 0))
 
 
 def _counted(x: Variable) -> Variable:
@@ -362,7 +363,8 @@ def _(op: AdvancedIncSubtensor, node: Apply, ranks: int) -> list[OpStrategy]:
     x, y = node.inputs[:2]
     choices: list[OpStrategy] = []
     if _by_row(node, 2):
-        own = Shard(0) if y.type.ndim and y.type.shape[0] != 1 else Replicate()
+        by_rows = y.type.ndim == x.type.ndim - 1 and y.type.shape[0] != 1  # else it is repeated
+        own = Shard(0) if by_rows else Replicate()
         choices = [OpStrategy((Shard(0), own, None, Shard(0)), (Shard(0),), local)]
     elif _is_rows(node) and y.type.ndim == x.type.ndim:
         choices = [
@@ -381,6 +383,7 @@ def _is_rows(node: Apply) -> bool:
         tuple(node.op.idx_list[:1]) == (0,)
         and all(entry == _WHOLE for entry in node.op.idx_list[1:])
         and node.inputs[-1].type.ndim == 1
+        and node.inputs[-1].type.dtype != "bool"
     )
 
 
