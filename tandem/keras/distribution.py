@@ -141,7 +141,7 @@ class Distribution:
         The arrays go to files in the run folder first; without `x` the rows are those of the
         prepared data set that the setting ``data_folder`` of `distribute` names. Of generators and
         loaders one pass is made. `batch_size` is that of all trainers together. Callbacks are
-        called at the begin and the end of training and of epochs, with the newest weights in the
+        called at the start and the end of training and of epochs, with the newest weights in the
         model, and about fifty times an epoch those of batches. With `resume` the run in the folder
         goes on, if it has begun.
 
