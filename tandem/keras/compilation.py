@@ -101,15 +101,20 @@ def check_model(model: Any) -> None:
             f"{name}: found the subclassed model {kind.__name__}, expected a Functional or "
             "Sequential one: a method call is code, which other processes do not run"
         )
-    for method in _METHODS:
-        for base in kind.__mro__:
-            if method in vars(base):
-                if not base.__module__.startswith("keras."):
-                    raise InputError(
-                        f"{name}: found a {method} of {kind.__name__}'s own, expected Keras's: "
-                        "other processes train the graph of its layers"
-                    )
-                break
+    if method := _own_method(model, *_METHODS):
+        raise InputError(
+            f"{name}: found a {method} of {kind.__name__}'s own, expected Keras's: "
+            "other processes train the graph of its layers"
+        )
+
+
+def _own_method(found: Any, *methods: str) -> str | None:
+    """The first of some methods that a model, loss or metric has from outside Keras, if any."""
+    for method in methods:
+        owner = next((base for base in type(found).__mro__ if method in vars(base)), None)
+        if owner is not None and not owner.__module__.startswith("keras."):
+            return method
+    return None
 
 
 def _functional() -> type:
@@ -280,7 +285,13 @@ def _losses(model: Any, shapes: Shapes) -> Iterator[dict[str, Any]]:
                 f"{place}: found reduction={loss.reduction!r}, expected sum_over_batch_size, sum "
                 "or mean_with_sample_weight"
             )
-        function = function_of(getattr(loss, "fn", None), getattr(loss, "_fn_kwargs", {}))
+        if _own_method(loss, "__call__"):
+            raise InputError(
+                f"{place}: found a __call__ of {type(loss).__name__}'s own, expected a call of "
+                "its own, which returns numbers for each row"
+            )
+        known = None if _own_method(loss, "call") else getattr(loss, "fn", None)
+        function = function_of(known, getattr(loss, "_fn_kwargs", {}))
         if not is_here(function):
             is_keras = type(loss).__module__.startswith("keras.") and function["function"]
             graph = traced(loss.call, *shapes[output], place, reduction == "mean")
@@ -355,7 +366,9 @@ def _metrics(
             name = f"{prefix}weighted_{metric.name}" if weighted and name in seen else name
             seen[name] += 1
             name = name if seen[name] == 1 else f"{name}_{seen[name] - 1}"
-            function = function_of(getattr(metric, "_fn", None), getattr(metric, "_fn_kwargs", {}))
+            has_own = _own_method(metric, "update_state", "result", "reset_state")
+            known = None if has_own else getattr(metric, "_fn", None)
+            function = function_of(known, getattr(metric, "_fn_kwargs", {}))
             if function["function"] in _TRACED and shapes[output][0] == shapes[output][1]:
                 call = functools.partial(metric._fn, **function.pop("options"))
                 function["graph"] = traced(call, *shapes[output], f"metric {name}")

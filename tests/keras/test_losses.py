@@ -243,6 +243,46 @@ def test_what_has_no_counterpart_is_refused(compiled: Any, message: str) -> None
         Compilation.of(model(**compiled), lambda: (row()[0], [np.zeros((1, 2)), np.zeros((1, 1))]))
 
 
+class Tenfold(keras.losses.BinaryCrossentropy):
+    """A loss of Keras with a `call` of its own."""
+
+    def call(self, y: Any, p: Any) -> Any:
+        return 10.0 * super().call(y, p)
+
+
+class Squared(keras.metrics.MeanAbsoluteError):
+    def result(self) -> Any:
+        return super().result() ** 2
+
+
+class Doubled(keras.metrics.BinaryAccuracy):
+    def update_state(self, y: Any, p: Any, sample_weight: Any = None) -> Any:
+        return super().update_state(y, 2 * p, sample_weight)
+
+
+class Halved(keras.losses.MeanSquaredError):
+    def __call__(self, y: Any, p: Any, sample_weight: Any = None) -> Any:
+        return super().__call__(y, p, sample_weight) / 2
+
+
+def test_methods_of_ones_own_in_losses_and_metrics_of_keras_are_used() -> None:
+    x = keras.Input((3,))
+    ours = keras.Model(x, keras.layers.Dense(2, "sigmoid")(x))
+    ours.compile("sgd", Tenfold(), metrics=["mae", Squared(), Doubled()])
+    y = np.array([[0, 1]], np.float32)
+    found = Compilation.of(ours, lambda: (np.zeros((1, 3), np.float32), y))
+    assert [m["name"] for m in found.metrics] == ["mae"]
+    assert found.foreign == ("mean_absolute_error", "binary_accuracy")
+    objective = Objective.of({"losses": found.losses, "targets": [[2]]}, 1)
+    logits, p = np.array([[0.5, -2]], np.float32), pt.matrix(dtype="float32")
+    rows = objective.build(pt.specify_shape(p, (None, 2)), pt.constant(y), [(2,)], ["sigmoid"])[0]
+    expected = float(Tenfold()(y, keras.ops.sigmoid(logits)))
+    assert rows.eval({p: logits}, mode="FAST_COMPILE")[0] == pytest.approx(expected, rel=1e-5)
+    ours.compile("sgd", Halved())
+    with pytest.raises(InputError, match="found a __call__ of Halved's own, expected a call of"):
+        Compilation.of(ours, lambda: (np.zeros((1, 3), np.float32), y))
+
+
 def test_decay_of_some_parameters_of_a_kind_is_refused() -> None:
     optimizer = keras.optimizers.AdamW()
     found = model(optimizer=optimizer, loss=["mse", "mse"])
