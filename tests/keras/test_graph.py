@@ -229,6 +229,10 @@ def test_what_cannot_be_used_is_refused(change: dict[str, Any], message: str) ->
         (lambda x, m: keras.ops.reshape(x, (2, -1)), "newshape .*expected -1, for the batch"),
         (lambda x, m: m.Lambda(lambda v: v)(x), "found Lambda, for which there is no lowering"),
         (lambda x, m: m.Dropout(1.0)(x), "rate 1, expected less than 1"),
+        (
+            lambda x, m: m.Softmax()(m.Embedding(3, 2, mask_zero=True)(x)),
+            "found a mask of 2 axes",
+        ),
     ],
 )
 def test_what_mixes_rows_or_is_code_is_refused(make: Any, message: str) -> None:

@@ -103,6 +103,33 @@ def test_graphs_of_several_inputs_are_those_of_keras(shape: Any, dtype: str, mak
     assert_same(keras.Model(x, outputs), [f"{n} {y.name}" for n, y in enumerate(outputs)])
 
 
+@pytest.mark.filterwarnings("ignore:Layer .* was passed an input with a mask")
+def test_masks_that_are_given_are_those_of_keras() -> None:
+    m, x = keras.layers, keras.Input((6,), dtype="int32")
+    y, masked = m.Embedding(4, 6)(x), m.Embedding(4, 6, mask_zero=True)(x)
+    mask = keras.ops.not_equal(x, 1)
+    outputs = []
+    for kind in (m.Attention, lambda: m.AdditiveAttention(use_scale=False)):
+        for masks in ([mask, mask], [None, mask], [None, None]):
+            outputs.append(kind()([masked, y], mask=masks))
+    for axis, shape in ((-1, (1, 6)), (1, (6, 1))):
+        outputs.append(m.Softmax(axis)(y, mask=keras.ops.reshape(mask, (-1, *shape))))
+    inside = keras.Input((6, 6))
+    mean = keras.Model(inside, m.GlobalAveragePooling1D()(inside))
+    outputs += [mean(m.Dense(6)(y), mask=mask), mean(masked)]
+    assert_same(keras.Model(x, outputs), [f"{n} {o.name}" for n, o in enumerate(outputs)])
+
+
+def test_inputs_of_a_model_inside_are_found_by_name() -> None:
+    m = keras.layers
+    a, b = keras.Input((3,), name="a"), keras.Input((3,), name="b")
+    outputs = []
+    for inputs in ([b, a], {"b": b, "a": a}):
+        inner = keras.Model(inputs, m.Concatenate()([m.Dense(2)(a), m.Dense(1)(b)]))
+        outputs += [inner({"a": a, "b": b}), inner({"a": b, "b": a})]
+    assert_same(keras.Model([a, b], outputs), ["names", "swapped", "mapping", "both"])
+
+
 def test_what_a_triangle_drops_may_be_infinite_and_a_norm_zero() -> None:
     ops, x = keras.ops, keras.Input((3, 3))
     whole = ops.full_like(x, 1.9, dtype="int32")

@@ -196,6 +196,11 @@ def prelu(layer: Call, x: TensorVariable) -> TensorVariable:
 
 @lowers("Softmax", keeps_mask=True)
 def softmax(layer: Call, x: TensorVariable, mask: Any = None) -> TensorVariable:
-    if mask is not None:
-        raise layer.fault("a mask", "none")
-    return _softmax(x, layer.axis("axis", x.type.ndim))
+    axis, mask = layer.axis("axis", x.type.ndim), layer.mask if mask is None else mask
+    if mask is None:
+        return _softmax(x, axis)
+    if mask.ndim != x.type.ndim:
+        raise layer.fault(f"a mask of {mask.ndim} axes", f"{x.type.ndim}, as of the input")
+    counts = pt.gt(mask, 0.5)
+    y = _softmax(pt.switch(counts, x, number(-1e9, x)), axis)
+    return cast(TensorVariable, pt.switch(counts, y, number(0, x)))

@@ -141,7 +141,8 @@ def attention(layer: Call, inputs: Any) -> Any:
         scores = _matmul(query, key.dimshuffle(0, 2, 1))
         if layer.flag("use_scale"):
             scores = scores * layer.parameter("scale", ())
-    masks = layer.keywords.pop("mask", None) or [layer.mask_of(x) for x in inputs]
+    given = layer.mask if isinstance(layer.mask, list) else [layer.mask_of(x) for x in inputs]
+    masks = [mask if mask is None else mask.astype("bool") for mask in given]
     counts = [] if masks[1] is None else [masks[1].dimshuffle(0, "x", 1)]
     if layer.keywords.pop("use_causal_mask", False):
         counts.append(_causal(lengths(query)[0], lengths(key)[0]))

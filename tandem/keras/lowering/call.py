@@ -24,7 +24,7 @@ from tandem.keras.lowering.registry import find_lowering
 from tandem.keras.weights import kind_of
 from tandem.layers.parameter import Parameter
 from tandem.layers.training_pass import Training
-from tandem.validation import shown
+from tandem.validation import listed, shown
 
 MOST_ELEMENTS = 2**31  # of a row of an output
 MOST_PARAMETERS = 2**34
@@ -142,7 +142,15 @@ class Pass:
     ) -> Outputs:
         """Build the outputs of one call of a layer or model, under a name."""
         if isinstance(layer, GraphData):
-            return self.run(layer, _flat(arguments), f"{name}.", frozen)
+            given = {**(keywords or {}), "training": None}  # which Keras's models replace
+            inputs, masks = _flat(arguments, layer.inputs), _parts(given.pop("mask", None))
+            others = [key for key, value in given.items() if value is not None]
+            if others or not all(isinstance(mask, Variable | None) for mask in masks):
+                found = listed(others) or "a mask of constants"
+                raise InputError(f"{name}: found {found} of a model's call, expected none")
+            # Keras sorts masks in a mapping, whatever the order of inputs.
+            self.masks |= {x: m for x, m in zip(inputs, masks, strict=False) if m is not None}
+            return self.run(layer, inputs, f"{name}.", frozen)
         lowering = find_lowering(layer.kind, name)
         is_frozen = frozen or layer.config.get("trainable") is False
         if self.training is not None:
@@ -480,13 +488,18 @@ class Call:
                 raise self.fault(f"{key} {shown(str(value))}", f"none: {key} is not supported")
 
 
-def _flat(values: Any) -> list[Any]:
-    """The variables in nested lists."""
+def _flat(values: Any, keys: Sequence[str] = ()) -> list[Any]:
+    """The variables in nested lists and mappings."""
+    return [part for part in _parts(values, keys) if isinstance(part, Variable)]
+
+
+def _parts(values: Any, keys: Sequence[str] = ()) -> list[Any]:
+    """The values in nested lists and mappings; of one that has some keys, in their order."""
     if isinstance(values, Mapping):
-        values = [values[key] for key in sorted(values)]
+        values = [values[k] for k in (keys if keys and {*keys} <= {*values} else sorted(values))]
     if isinstance(values, list | tuple):
-        return [variable for value in values for variable in _flat(value)]
-    return [values] if isinstance(values, Variable) else []
+        return [part for value in values for part in _parts(value, keys)]
+    return [values]
 
 
 @contextlib.contextmanager
