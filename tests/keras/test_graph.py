@@ -241,6 +241,14 @@ def test_what_mixes_rows_or_is_code_is_refused(make: Any, message: str) -> None:
         KerasNetwork(None, 4, 1.0, "float32", model=json_of(keras.Model(x, make(x, keras.layers))))
 
 
+@pytest.mark.parametrize("kind", ["Maximum", "Minimum", "Multiply"])
+def test_joins_that_a_mask_of_one_input_changes_are_refused(kind: str) -> None:
+    m, x = keras.layers, keras.Input((4,), dtype="int32")
+    inputs = [m.Embedding(3, 2)(x), m.Embedding(3, 2, mask_zero=True)(x)]
+    with pytest.raises(InputError, match="found inputs with masks, expected inputs without them"):
+        network_of(keras.Model(x, getattr(m, kind)()(inputs)))
+
+
 def test_subclassed_models_are_refused() -> None:
     class Own(keras.Model):
         def call(self, x: Any) -> Any:

@@ -120,6 +120,23 @@ def test_masks_that_are_given_are_those_of_keras() -> None:
     assert_same(keras.Model(x, outputs), [f"{n} {o.name}" for n, o in enumerate(outputs)])
 
 
+@pytest.mark.filterwarnings("ignore:Layer .* was passed an input with a mask")
+def test_outputs_have_masks_where_those_of_keras_have() -> None:
+    m, x = keras.layers, keras.Input((6,), dtype="int32")
+    masked = m.Embedding(4, 3, mask_zero=True)(x)
+    given = m.Normalization(mean=1.0, variance=2.0, axis=None)
+    layers = [m.Rescaling(0.5), given, m.UnitNormalization(), m.RMSNormalization()]
+    outputs = [layer(masked) for layer in layers]
+    outputs += [m.Add()([masked, masked]), m.Add()([masked, m.Embedding(4, 3)(x)])]
+    model = keras.Model(x, outputs)
+    network = network_of(model)
+    logits = network.logits(network.images(), None)
+    found = [mask is not None for mask in network._masks[logits]]
+    exact = model(np.array([[1, 2, 0, 0, 1, 0]]))
+    expected = [getattr(y, "_keras_mask", None) is not None for y in exact]
+    assert found == expected == [True, True, True, False, True, False]
+
+
 def test_inputs_of_a_model_inside_are_found_by_name() -> None:
     m = keras.layers
     a, b = keras.Input((3,), name="a"), keras.Input((3,), name="b")

@@ -136,6 +136,8 @@ LAYERS: dict[str, tuple[tuple[int, ...], Layers]] = {
             m.TimeDistributed(m.Dense(2)),
             m.TimeDistributed(keras.Sequential([m.Dense(2), m.Dropout(0.5), m.Dense(3)])),
             m.Masking(1.5),
+            m.Normalization(1, [0.0, 1.0, 2.0, 3.0, 4.0, 5.0], [1.0, 2.0, 3.0, 4.0, 5.0, 6.0]),
+            m.Normalization((1, 2), [0.0, 1.0, 2.0, 3.0], [4.0] * 4, invert=True),
         ],
     ),
     "recurrent": (

@@ -230,7 +230,7 @@ def repeat_vector(layer: Call, x: TensorVariable) -> TensorVariable:
     return pt.repeat(x.dimshuffle(0, "x", 1), np.int64(steps), axis=1)
 
 
-@lowers("Rescaling")
+@lowers("Rescaling", keeps_mask=True)
 def rescaling(layer: Call, x: TensorVariable) -> TensorVariable:
     scale, offset = (_numbers(layer, key, x) for key in ("scale", "offset"))
     if scale.ndim or offset.ndim:

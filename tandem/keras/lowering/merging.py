@@ -35,9 +35,10 @@ def joined(layer: Call, *inputs: Any) -> TensorVariable:
     xs = variables(inputs)
     if len(xs) < 2 or (layer.kind == "Subtract" and len(xs) > 2):
         raise layer.fault(f"{len(xs)} inputs", "two" if layer.kind == "Subtract" else "two or more")
-    mask = _merge_masks(layer, xs)
-    if layer.kind in ("Maximum", "Minimum", "Multiply") and mask is not None:
+    is_filled = layer.kind in ("Maximum", "Minimum", "Multiply")  # where a mask leaves steps out
+    if is_filled and any(layer.mask_of(x) is not None for x in xs):
         raise layer.fault("inputs with masks", "inputs without them")
+    mask = _merge_masks(layer, xs)
     ndim = max(x.type.ndim for x in xs)
     spread = [x.dimshuffle(0, *["x"] * (ndim - x.type.ndim), *range(1, x.type.ndim)) for x in xs]
     share = 1 / len(xs) if layer.kind == "Average" else 1

@@ -85,7 +85,7 @@ def _by_rows(
     return y, mean, pt.dot(weights, variances)
 
 
-@lowers("Normalization")
+@lowers("Normalization", keeps_mask=True)
 def normalization(layer: Call, x: TensorVariable) -> TensorVariable:
     axes = layer.value("axis")
     axes = [] if axes is None else axes if isinstance(axes, list | tuple) else [axes]
@@ -107,7 +107,9 @@ def _given(
         return found.dimshuffle(
             *(kept.index(axis) if axis in kept else "x" for axis in range(len(shape)))
         )
-    return pt.constant(np.asarray(given, layer.dtype))  # broadcasts
+    numbers = np.asarray(given, layer.dtype)  # of the last of the axes
+    own = dict(zip(kept[len(kept) - numbers.ndim :], numbers.shape, strict=True))
+    return pt.constant(numbers.reshape([own.get(axis, 1) for axis in range(len(shape))]))
 
 
 @lowers("LayerNormalization", keeps_mask=True)
@@ -125,7 +127,8 @@ def layer_normalization(layer: Call, x: TensorVariable) -> TensorVariable:
     return y
 
 
-@lowers("RMSNormalization", "UnitNormalization", keeps_mask=True)
+@lowers("RMSNormalization")
+@lowers("UnitNormalization", keeps_mask=True)
 def length_normalization(layer: Call, x: TensorVariable) -> TensorVariable:
     """Numbers divided by their root mean square, or by the root of the sum of their squares."""
     places = layer.axes("axis", x.type.ndim)
