@@ -3,8 +3,10 @@
 from typing import Any
 
 import numpy as np
+import pytensor
 import pytest
 
+from tandem.errors import InputError
 from tests.support.keras_layers import (
     IMAGE,
     LAYERS,
@@ -17,7 +19,7 @@ from tests.support.keras_layers import (
     randomize,
     recurrent_of_tokens,
 )
-from tests.support.keras_models import keras, network_of, ours, random_rows, theirs
+from tests.support.keras_models import DEVICE, keras, network_of, ours, random_rows, theirs
 
 pytestmark = pytest.mark.filterwarnings("ignore:__array__ implementation")
 
@@ -68,6 +70,23 @@ def test_numbers_that_tie_share_the_gradient_of_an_extreme() -> None:
     np.testing.assert_allclose(y, expected, rtol=1e-5)
     for name, values in exact.items():
         np.testing.assert_allclose(slopes[name], values, rtol=1e-4, err_msg=name)
+
+
+def test_activity_regularizers_of_attention_are_of_its_projections() -> None:
+    m, x = keras.layers, keras.Input((6, 4))
+    given: dict[str, Any] = {"activity_regularizer": "l2"}
+    model = keras.Model(x, m.MultiHeadAttention(2, 3, value_dim=2, **given)(x, x))
+    randomize(model)
+    (rows,) = random_rows(model)
+    model(rows)
+    network = network_of(model)
+    images = network.images()
+    costs = network._run(images, None)[1].activities
+    found = pytensor.function([images], sum(cost.mean() for cost in costs), mode=DEVICE)(rows)
+    assert found == pytest.approx(sum(loss.item() for loss in model.losses), rel=1e-5)
+    model = keras.Model(x, m.MultiHeadAttention(1, 2, **given)(x, x, return_attention_scores=True))
+    with pytest.raises(InputError, match="found activity_regularizer with return_attention_scor"):
+        network_of(model)
 
 
 SLOW = pytest.mark.slow  # cases that take seconds to compile

@@ -32,6 +32,8 @@ def _projected(
     if layer.flag("use_bias"):
         bias = layer.parameter("bias", outputs, layer=name, settings="bias")
         y = y + bias.reshape((width,))
+    if not is_last:  # that of the last is the layer's
+        layer.regularize(y, "activity_regularizer")
     return y
 
 
@@ -71,6 +73,8 @@ def multi_head_attention(layer: Call, *arguments: Any) -> Any:
     value_units, rate = layer.integer("value_dim"), layer.number("dropout", 0, 0.999999)
     counts = _counts(layer, query, value, given.get("key"))
     returns_scores = layer.keywords.pop("return_attention_scores", False)
+    if returns_scores and layer.value("activity_regularizer") is not None:
+        raise layer.fault("activity_regularizer with return_attention_scores", "one of them")
     shape = layer.value("output_shape") or [lengths(query)[-1]]
     if not isinstance(shape, list | tuple) or len(shape) != 1:
         raise layer.fault(f"output_shape {shape}", "one length")
