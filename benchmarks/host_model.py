@@ -4,6 +4,7 @@ import numpy as np
 
 from examples.resident_step import Sizes
 from tandem.config.schema import Config
+from tandem.cost.loading import write_noise
 from tandem.layers import Network
 from tandem.memory import HostBuffer, HostSlots
 from tandem.memory.flat import FlatLayout
@@ -44,11 +45,7 @@ def noise_slot(sizes: Sizes) -> Slot:
     """Make a slot with a minibatch of cropped noise."""
     layout = SlotLayout.of_pictures(sizes.batch, sizes.crop)
     slot = Slot.on(HostBuffer.create(layout.nbytes), layout)
-    rng = np.random.default_rng(1)
-    slot.pictures[...] = rng.integers(0, 256, slot.pictures.shape, np.uint8)
-    slot.labels[...] = rng.integers(0, sizes.classes, sizes.batch)
-    slot.indices[...] = np.arange(sizes.batch)
-    slot.valid[...] = sizes.batch
+    write_noise(slot, sizes.classes)
     return slot
 
 

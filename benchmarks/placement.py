@@ -257,6 +257,7 @@ class Trainer:
     """A trainer's memory and compiled network, as in a run."""
 
     def __init__(self, network: "Network", config: "Config", group: "LocalGroup") -> None:
+        from tandem.cost.loading import write_noise
         from tandem.distributed import ExchangeSettings, make_channel, open_host_memory
         from tandem.memory import HostSlots, SlotLayout
         from tandem.optim import SGD
@@ -284,18 +285,10 @@ class Trainer:
         )
         self.model.load(dict(network.initial_values(seed=1)))
         self.slot = self.memory.slots[0]
-        self._fill(network.classes)
+        write_noise(self.slot, network.classes, group.rank)
         rows = config.batch_size * group.size
         self.global_rows = None if division is None else np.arange(rows)
         self.shares = [1 / group.size if division is None else 1.0] * group.size
-
-    def _fill(self, classes: int) -> None:
-        """Write noise: on zeros a few kernels are faster than on pictures."""
-        rng, slot = np.random.default_rng(self.group.rank), self.slot
-        slot.pictures[...] = rng.integers(0, 256, slot.pictures.shape, np.uint8)
-        slot.labels[...] = rng.integers(0, classes, slot.labels.shape)
-        slot.indices[...] = np.arange(len(slot.indices)) + self.group.rank * len(slot.indices)
-        slot.valid[...] = len(slot.labels)
 
     def step_by(self, strategy: str) -> Callable[[], Parts]:
         """A step, as `tandem.training.trainer` makes it, by one of the exchanges of its memory."""

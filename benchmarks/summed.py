@@ -18,6 +18,7 @@ import numpy as np
 from alex_net import AlexNet
 from tandem.backend import keep_freed_memory, set_threads
 from tandem.config.schema import make_config
+from tandem.cost.loading import write_noise
 from tandem.distributed import ExchangeSettings, local_groups, make_exchange, open_host_memory
 from tandem.memory import HostSlots, SlotLayout
 from tandem.optim import optimizer_of
@@ -40,10 +41,8 @@ def step_of(groups: int, rows: int, crop: int, width: float, summed: bool) -> Ca
     model = CompiledNetwork(network, config, optimizer, mean, memory)
     for name, value in network.initial_values(seed=1):
         model.load({name: value})
-    exchange, slot, rng = make_exchange(settings, memory, group), slots.arrays[0], np.random
-    slot.pictures[...] = rng.default_rng(1).integers(0, 256, slot.pictures.shape, np.uint8)
-    slot.labels[...] = slot.indices[...] = np.arange(config.pass_rows)
-    slot.valid[...] = config.pass_rows
+    exchange, slot = make_exchange(settings, memory, group), slots.arrays[0]
+    write_noise(slot, 1000)
 
     def step() -> None:
         exchange.before_gradients((1.0,))

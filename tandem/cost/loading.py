@@ -1,4 +1,4 @@
-"""Filling minibatches as a loader does, from a batch file of noise, to measure it by."""
+"""Minibatches of noise to measure by: written at once, or read from a batch file by a loader."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -9,7 +9,7 @@ from tandem.data.augment import Augmentation
 from tandem.data.batch_file import locate_batch, write_batch
 from tandem.data.dataset import Dataset, StoredPictures
 from tandem.data.minibatch import MinibatchBuilder, MinibatchRequest
-from tandem.memory import HostSlots, RowType, SlotLayout
+from tandem.memory import HostSlots, RowType, Slot, SlotLayout
 
 
 def noise_loader(
@@ -32,6 +32,15 @@ def noise_loader(
     slot = HostSlots.create(SlotLayout.of_pictures(pictures, crop), rank=0).arrays[0]
     request = MinibatchRequest(0, "train", 0, 0, np.arange(pictures))
     return lambda: builder.fill(slot, request), slot.pictures.nbytes
+
+
+def write_noise(slot: Slot, classes: int, seed: int = 1) -> None:
+    """Fill a slot with noise: on zeros a few kernels are faster than on pictures."""
+    rng, count = np.random.default_rng(seed), len(slot.labels)
+    slot.pictures[...] = rng.integers(0, 256, slot.pictures.shape, np.uint8)
+    slot.labels[...] = rng.integers(0, classes, count)
+    slot.indices[...] = np.arange(seed * count, (seed + 1) * count)
+    slot.valid[...] = count
 
 
 def _write(folder: Path, pictures: int, side: int) -> Dataset:

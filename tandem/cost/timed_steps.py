@@ -14,9 +14,10 @@ from pytensor.graph.basic import Apply
 
 from tandem.config.schema import Config
 from tandem.cost.fitting import TimedLine, TimedSteps
+from tandem.cost.loading import write_noise
 from tandem.cost.probes import PROBES, Probe
 from tandem.distributed import ExchangeSettings, local_groups, open_host_memory
-from tandem.memory import HostSlots, Slot, SlotLayout
+from tandem.memory import HostSlots, SlotLayout
 from tandem.memory.flat import FlatLayout
 from tandem.ops.work import work_of
 from tandem.optim import SGD
@@ -52,7 +53,7 @@ class TimedNetwork:
         self._model.functions.observe(self._observe)
         self._model.load(dict(network.initial_values(seed=1)))
         self._slot = slots.arrays[0]
-        _fill(self._slot)
+        write_noise(self._slot, _CLASSES)
 
     def step(self, counts: bool = True) -> None:
         """Make a step, whose seconds count or do not."""
@@ -98,12 +99,3 @@ def compiled_probes() -> list[TimedNetwork]:
     for network in found:
         network.step(counts=False)
     return found
-
-
-def _fill(slot: Slot) -> None:
-    """Write noise: on zeros a few kernels are faster than on pictures."""
-    rng = np.random.default_rng(1)
-    slot.pictures[...] = rng.integers(0, 256, slot.pictures.shape, np.uint8)
-    slot.labels[...] = rng.integers(0, _CLASSES, slot.labels.shape)
-    slot.indices[...] = np.arange(len(slot.indices))
-    slot.valid[...] = len(slot.labels)
