@@ -48,7 +48,7 @@ from tandem.keras.compilation import (
 from tandem.keras.distribution import Arguments, Distribution
 from tandem.keras.losses import OF_CLASSES
 from tandem.keras.lowering import add_own_lowerings, own_lowerings
-from tandem.keras.variables import as_checkpoint, load, untrained
+from tandem.keras.variables import as_checkpoint, check_trained, load, untrained
 from tandem.launch.api import raise_failure
 from tandem.launch.callbacks import Callbacks
 from tandem.launch.local import Launcher, LocalLauncher
@@ -100,6 +100,7 @@ class Fit:
     ) -> Any:
         """Train; return Keras's `History`."""
         callbacks = check_callbacks(self.arguments.callbacks)
+        check_trained(self.model)
         if self.arguments.initial_epoch >= self.arguments.epochs:
             return self._untrained(callbacks)
         if x is None and "data_folder" in self.distribution.settings:

@@ -8,7 +8,14 @@ import numpy as np
 from tandem.artifacts.checkpoint import Checkpoint, RunState
 from tandem.errors import InputError
 from tandem.keras.compilation import accumulated, states_of
-from tandem.keras.weights import from_ours, read_weights, to_ours, variables, write_weights
+from tandem.keras.weights import (
+    from_ours,
+    parts_of,
+    read_weights,
+    to_ours,
+    variables,
+    write_weights,
+)
 from tandem.layers.network import NetworkDescription
 from tandem.optim import optimizer_of
 from tandem.validation import listed
@@ -18,6 +25,27 @@ def untrained(model: Any) -> tuple[str, ...]:
     """Names of the running averages, which no optimizer steps."""
     fixed = {id(v) for layer in _layers(model) for v in layer._non_trainable_variables}
     return tuple(name for name, _, variable in variables(model) if id(variable) in fixed)
+
+
+def check_trained(model: Any) -> None:
+    """Refuse variables that are not trained, but by `trainable` of layers, by an InputError."""
+    known = {id(variable) for variable in model.trainable_variables}
+    known |= {id(v) for layer in _layers(model) for v in layer._non_trainable_variables}
+    known |= {id(variable) for variable in _frozen(model)}
+    for name, _, variable in variables(model):
+        if id(variable) not in known:
+            raise InputError(
+                f"{name}: found a variable that is not trained, expected trainable=False of its "
+                "whole layer: a model's configuration has that alone"
+            )
+
+
+def _frozen(layer: Any) -> list[Any]:
+    """Variables of layers that are not trained, of the layers in a model's configuration."""
+    if not layer.trainable:
+        return [*layer.variables]
+    cells = [layer.cell] if type(layer).__name__ == "RNN" else getattr(layer, "cells", [])
+    return [variable for part in (*parts_of(layer), *cells) for variable in _frozen(part)]
 
 
 def _layers(model: Any) -> list[Any]:

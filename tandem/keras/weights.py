@@ -90,13 +90,17 @@ def variables(model: Any) -> Iterator[tuple[str, str, Any]]:
             yield name, kind, variable
 
 
-def _of_layer(layer: Any, path: str) -> Iterator[tuple[str, str, Any]]:
-    kind = type(layer).__name__
+def parts_of(layer: Any) -> list[Any]:
+    """The layers of a model or a wrapper."""
+    if type(layer).__name__ == "Bidirectional":
+        return [layer.forward_layer, layer.backward_layer]
     parts = [*getattr(layer, "layers", ())]
-    if kind == "Bidirectional":
-        parts = [layer.forward_layer, layer.backward_layer]
-    elif not parts and hasattr(layer, "layer") and hasattr(layer.layer, "weights"):
-        parts = [layer.layer]
+    is_wrapper = not parts and hasattr(layer, "layer") and hasattr(layer.layer, "weights")
+    return [layer.layer] if is_wrapper else parts
+
+
+def _of_layer(layer: Any, path: str) -> Iterator[tuple[str, str, Any]]:
+    kind, parts = type(layer).__name__, parts_of(layer)
     for part in parts:
         yield from _of_layer(part, f"{path}.{part.name}")
     unnamed = 0

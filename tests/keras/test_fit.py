@@ -14,6 +14,7 @@ from tandem.keras.callbacks import MEMORY, Batches, check_callbacks, read_memory
 from tandem.keras.compilation import Compilation
 from tandem.keras.distribution import Arguments, Distribution
 from tandem.keras.fit import Fit
+from tandem.keras.variables import check_trained
 from tandem.launch.status import Status
 from tandem.training.messages import Activity, Stage
 from tests.support.keras_models import keras
@@ -107,6 +108,27 @@ def test_masked_arrays_are_refused(place: int) -> None:
     found = tandem.keras.distribute(model(), devices=["cpu"])
     with pytest.raises(InputError, match="found a masked array"):
         found.fit(*arrays[:2], sample_weight=arrays[2], verbose=0)
+
+
+def test_variables_that_are_frozen_apart_from_their_layers_are_refused() -> None:
+    m, x = keras.layers, keras.Input((4, 3))
+    y = m.RNN([m.LSTMCell(2, trainable=False), m.GRUCell(2)], return_sequences=True)(x)
+    y = m.Bidirectional(m.LSTM(2, return_sequences=True), trainable=False)(y)
+    base = keras.Sequential([m.Dense(2), m.BatchNormalization(trainable=False)])
+    dense, cell, attended = m.Dense(2), m.LSTM(2), m.MultiHeadAttention(1, 2, name="at")
+    y = cell(attended(base(y), base(y)))
+    found = keras.Model(x, dense(m.Normalization()(y)))
+    check_trained(found)
+    for layer, variable, name in (
+        (dense, dense.bias, f"{dense.name}.bias"),
+        (cell, cell.cell, f"{cell.name}.weight"),
+        (attended, attended.query_dense, "at.query.weight"),
+    ):
+        variable.trainable = False
+        with pytest.raises(InputError, match=f"{name}: found a variable that is not trained"):
+            check_trained(found)
+        layer.trainable = False
+    check_trained(found)
 
 
 @pytest.mark.parametrize("rate", [float("nan"), float("inf"), -1.0])

@@ -16,6 +16,7 @@ from tandem.errors import InputError
 from tandem.keras.graph import MOST_NODES, GraphData, read_graph
 from tandem.keras.lowering import lowers, own_lowerings
 from tandem.keras.network import KerasNetwork, joined
+from tandem.keras.weights import read_weights
 from tests.support.keras_models import (
     DEVICE,
     json_of,
@@ -111,6 +112,16 @@ def test_layers_that_are_not_trained_are_known() -> None:
     rows = random_rows(model)
     found, _ = ours(network, rows, training_pass())
     np.testing.assert_allclose(found, theirs(model, rows, training=True)[0], rtol=1e-5, atol=1e-5)
+
+
+def test_frozen_cells_and_their_layers_are_known() -> None:
+    m, x = keras.layers, keras.Input((4, 3))
+    cells = [m.LSTMCell(2, trainable=False, name="a"), m.GRUCell(3, name="b")]
+    one = m.RNN(m.LSTMCell(2, trainable=False, name="c"), name="one", return_sequences=True)
+    model = keras.Model(x, m.RNN(cells, name="several")(one(x)))
+    network = network_of(model)
+    frozen = [n for n in network.parameters if any(n.startswith(f"{f}.") for f in network.frozen)]
+    assert frozen == [*read_weights(model)][:6]
 
 
 def test_open_lengths_are_given() -> None:

@@ -424,7 +424,8 @@ class Call:
         """A call of a layer inside this one, whose lowering is this one's too."""
         if not isinstance(layer, LayerData):
             raise self.fault(f"the model {layer.name}", "a layer")
-        found = Call(self.pass_, layer, f"{self.name}.{layer.name}", {}, self.frozen)
+        frozen = self.frozen or layer.config.get("trainable") is False
+        found = Call(self.pass_, layer, f"{self.name}.{layer.name}", {}, frozen)
         found.training = self.training
         self._inside.append(found)
         return found
