@@ -20,7 +20,6 @@ import statistics
 import subprocess
 import sys
 import tempfile
-import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -35,15 +34,13 @@ from benchmarks.published import (
     node_rates,
     settings_of,
 )
-from benchmarks.team import program
+from benchmarks.team import run_until
 from tandem.artifacts.metrics_log import TrainRecord, read_records
 from tandem.cost.exchange import Layout, Rates, load, seconds, speedup
 from tandem.cost.machine import ASSUMED_BITS
-from tandem.errors import InputError
 from tandem.text_table import aligned
 
 PROGRAM = Path(__file__).parents[1] / "train.py"
-POLL_SECONDS = 0.1
 GLOBAL_BATCH, ITERATIONS = 256, 20
 ORIGINAL = {(True, 2): 19.72, (True, 1): 32.76, (False, 2): 26.23, (False, 1): 43.52}
 """Seconds of Table 1 by parallel loading and trainers: cuDNN R2, two GeForce GTX Titan Black."""
@@ -99,24 +96,15 @@ def run_records(
     Raises InputError if the run fails, ends before, or takes more than `seconds`.
     """
     with tempfile.TemporaryDirectory() as name:
-        folder, begun = Path(name), time.monotonic()
+        run, found = Path(name) / "run", []
+
+        def is_done() -> bool:
+            found[:] = _train_records(run / "record.jsonl")
+            return len(found) >= reports
+
         command = [sys.executable, str(PROGRAM), "--data_folder", str(data)]
-        command += ["--weights_dir", str(folder / "run"), *settings]
-        with (folder / "errors.txt").open("w") as errors, program(command, errors) as process:
-            while True:
-                ended = process.poll() is not None
-                found = _train_records(folder / "run" / "record.jsonl")
-                if len(found) >= reports:
-                    return found[skip:reports]
-                if ended:
-                    reason = (folder / "errors.txt").read_text()
-                    raise InputError(
-                        f"{' '.join(command)} ended with {process.returncode} after {len(found)} "
-                        f"of {reports} reports:\n{reason}"
-                    )
-                if time.monotonic() - begun > seconds:
-                    raise InputError(f"{' '.join(command)} made {len(found)} reports in time")
-                time.sleep(POLL_SECONDS)
+        run_until(is_done, [*command, "--weights_dir", str(run), *settings], seconds)
+        return found[skip:reports]
 
 
 def _train_records(path: Path) -> list[TrainRecord]:

@@ -9,14 +9,13 @@ the medians of their steps, from ``trace: steps``, are compared with predictions
 
 import sys
 import tempfile
-import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from benchmarks.measure import Comparison, Figure, Found, Measured, compare, run
 from benchmarks.pictures import write_data_folder
-from benchmarks.team import program
+from benchmarks.team import run_until
 from tandem.config.schema import Config
 from tandem.cost.calibrate import calibrate
 from tandem.cost.machine import Machine
@@ -113,9 +112,10 @@ def steps(case: Case, trainers: int, exchange: str, rounds: int) -> list[float]:
             "trace_steps": window,
         }
         words = [str(w) for key, values in settings.items() for w in (f"--{key}", *values)]
-        _run_until(
+        run_until(
             lambda: all(_recorded_steps(path) == rounds for path in traces),
             [sys.executable, "train.py", *words],
+            _TIMEOUT,
         )
         found = spans_of(read_trace(traces[0]))
     return [span.seconds for span in found if span.name == STEP]
@@ -124,18 +124,6 @@ def steps(case: Case, trainers: int, exchange: str, rounds: int) -> list[float]:
 def _recorded_steps(path: Path) -> int:
     """Count the steps in a trace that may not be there yet; it grows, and is always whole."""
     return read_trace(path).processes[0].recorded_steps if path.exists() else 0
-
-
-def _run_until(is_done: Callable[[], bool], command: Sequence[str]) -> None:
-    """Run a command until something is done; then end all its processes."""
-    deadline = time.monotonic() + _TIMEOUT
-    with tempfile.TemporaryFile() as errors, program(command, errors) as process:
-        while not is_done():
-            if process.poll() is not None or time.monotonic() > deadline:
-                errors.seek(0)
-                sys.stderr.write(errors.read().decode())
-                raise RuntimeError(f"no steps were traced: {' '.join(command)}")
-            time.sleep(0.1)
 
 
 if __name__ == "__main__":

@@ -16,8 +16,7 @@ from pathlib import Path
 
 from benchmarks.measure import Figure, run
 from benchmarks.preprocessing import Sizes, preprocess, write_pictures
-from benchmarks.team import program
-from tandem.errors import InputError
+from benchmarks.team import run_until
 
 TARGET = 15.0
 PATIENCE = 300.0
@@ -30,14 +29,8 @@ def seconds_to_first_step(data: Path, folder: Path, settings: Sequence[str]) -> 
     command += ["--print_freq", "1", "--devices", "cpu", *settings]
     record = folder / "record.jsonl"
     begun = time.perf_counter()
-    with tempfile.TemporaryFile() as errors, program(command, errors) as process:
-        while process.poll() is None and time.perf_counter() - begun < PATIENCE:
-            if record.is_file() and record.stat().st_size:
-                return time.perf_counter() - begun
-            time.sleep(0.02)
-        errors.seek(0)
-        said = errors.read().decode()
-    raise InputError(f"{' '.join(command)} made no step:\n{said}")
+    run_until(lambda: record.is_file() and record.stat().st_size > 0, command, PATIENCE, 0.02)
+    return time.perf_counter() - begun
 
 
 def answer(

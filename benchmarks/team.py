@@ -5,6 +5,8 @@ import multiprocessing
 import os
 import signal
 import subprocess
+import tempfile
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from functools import partial
@@ -13,6 +15,7 @@ from typing import IO, Any, Self
 from unittest.mock import patch
 
 from benchmarks.measure import Measured, Step, measure
+from tandem.errors import InputError
 from tandem.processor import set_openmp
 
 _PR_SET_PDEATHSIG = 1  # of Linux's prctl.h
@@ -39,6 +42,27 @@ def program(command: Sequence[str], errors: IO[Any]) -> Iterator[subprocess.Pope
         with suppress(ProcessLookupError):
             os.killpg(process.pid, signal.SIGKILL)
         process.wait()
+
+
+def run_until(
+    is_done: Callable[[], bool], command: Sequence[str], seconds: float, pause: float = 0.1
+) -> None:
+    """Run a program until something is done; then end all its processes.
+
+    Raises InputError, with what it wrote to stderr, if it ends before or takes more than `seconds`.
+    """
+    begun = time.monotonic()
+    with tempfile.TemporaryFile() as errors, program(command, errors) as process:
+        while True:
+            ended, took = process.poll() is not None, time.monotonic() - begun
+            if is_done():
+                return
+            if ended or took > seconds:
+                errors.seek(0)
+                fate = f"ended with {process.returncode}" if ended else f"ran {seconds:g} s"
+                said = errors.read().decode()
+                raise InputError(f"{' '.join(command)} {fate} before it was done:\n{said}")
+            time.sleep(pause)
 
 
 class Team:
