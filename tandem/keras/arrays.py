@@ -62,7 +62,7 @@ def gathered(
     if x is None:
         raise InputError(f"{name}: found None, expected arrays or batches of them")
     if not _is_of_batches(x):
-        given = Given(*(_arrays(v, n) for v, n in ((x, name), (y, "y"), (weights, "weights"))))
+        given = _given((x, y, weights), (name, "y", "weights"))
         for array in (a for v in (given.y, given.weights) for a in _flat(v)):
             if array.ndim == 0 or len(array) != given.count:
                 raise InputError(
@@ -121,7 +121,21 @@ def _batch(batch: Any, name: str) -> Given:
     parts = batch if isinstance(batch, tuple | list) else (batch,)
     if not 1 <= len(parts) <= 3:
         raise InputError(f"{name}: found a batch of {len(parts)} parts, expected (x, y)")
-    return Given(*(_arrays(part, name) for part in parts))
+    return _given(parts, [name] * len(parts))
+
+
+def _given(parts: Sequence[Any], names: Sequence[str]) -> Given:
+    """Arrays of inputs, targets and weights, of which None in a structure stands for ones."""
+    given = Given(*map(_arrays, parts, names))
+    y = [] if given.y is None else given.y
+    for values, name in zip((given.x, y), names, strict=False):
+        if any(each is None for each in keras.tree.flatten(values)):
+            raise InputError(f"{name}: found None among arrays, expected an array for each")
+    if given.weights is None:
+        return given
+    ones = np.ones(given.count, np.float32)
+    filled = keras.tree.map_structure(lambda w: ones if w is None else w, given.weights)
+    return replace(given, weights=filled)
 
 
 def _arrays(values: Any, name: str) -> Any:

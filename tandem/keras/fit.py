@@ -119,6 +119,8 @@ class Fit:
             return self._train(compilation, data, self.arguments.batch_size or _BATCH, callbacks)
         steps = self.arguments.steps_per_epoch
         given, batch = arrays.gathered(x, y, weights, steps, reads_all=True)
+        if given.y is None:
+            raise InputError("y: found None, expected targets")
         if batch and self.arguments.verbose:
             kind, rows = type(x).__name__, given.count
             sys.stdout.write(f"one pass of {kind} gave the {rows} rows that each epoch has\n")

@@ -77,6 +77,20 @@ def test_tensors_lists_and_structures_are_arrays() -> None:
     assert in_order({"b": X, "a": Y}, ["u", "v"], "x")[0] is Y  # by Keras's order of keys
 
 
+def test_none_in_weights_stands_for_ones_and_elsewhere_is_refused() -> None:
+    of = layout(outputs=((3,), (4,)), labels=(True, False))
+    w, y = np.arange(6) / 2, {"y0": Y, "y1": X}
+    for weights in ([w, None], {"y0": w, "y1": None}):
+        for batches in (False, True):
+            given = (iter([(X, y, weights)]),) if batches else (X, y, weights)
+            found, _ = gathered(*given, *[None] * (3 - len(given)), 1)
+            rows = checked_rows(found, of)
+            assert [each.tolist() for each in rows.weights] == [w.tolist(), [1.0] * 6]
+    for x, y, name in (([X, None], Y, "x"), (X, {"a": Y, "b": None}, "y")):
+        with pytest.raises(InputError, match=f"{name}: found None among arrays, expected an arr"):
+            gathered(x, y, None, None)
+
+
 def test_class_weights_become_those_of_rows() -> None:
     for y in (Y, np.eye(3)[Y], Y[:, np.newaxis]):
         found = weighted(Given(X, y), {0: 2.0, 2: 0.5})
@@ -99,6 +113,7 @@ def test_class_weights_become_those_of_rows() -> None:
         (X[:0], Y, r"x: found shape \(0, 4\), expected at least one row"),
         (iter([]), None, "found list_iterator, which may never end, expected steps_per_epoch"),
         (Pairs(), Y, "found Pairs and y, expected its batches alone"),
+        (iter([(None, Y)]), None, "x: found None among arrays"),
         (iter([(X, Y), (X[:, 1:], Y)]), None, "found batches whose rows differ .*: pad them"),
     ],
 )

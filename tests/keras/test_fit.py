@@ -63,12 +63,14 @@ def test_settings_of_other_arguments_are_refused(arguments: Any, message: str) -
         ),
         ({"validation_data": (X,)}, "validation_data: found 1 values"),
         ({"validation_split": 1.5}, "validation_split: found 1.5"),
+        ({"y": None}, "y: found None, expected targets"),
+        ({"validation_data": (X, None)}, "validation_data: y: found None, expected targets"),
     ],
 )
 def test_arguments_of_fit_are_checked_first(arguments: Any, message: str) -> None:
     found = tandem.keras.distribute(model(), devices=["cpu"])
     with pytest.raises(InputError, match=message):
-        found.fit(X, Y, **{"verbose": 0, **arguments})
+        found.fit(X, **{"y": Y, "verbose": 0, **arguments})
 
 
 def test_steps_of_several_batches_are_whole() -> None:
