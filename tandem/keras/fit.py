@@ -3,6 +3,7 @@
 import functools
 import itertools
 import json
+import math
 import os
 import shutil
 import sys
@@ -124,10 +125,12 @@ class Fit:
         if batch and self.arguments.verbose:
             kind, rows = type(x).__name__, given.count
             sys.stdout.write(f"one pass of {kind} gave the {rows} rows that each epoch has\n")
-        batch = self.arguments.batch_size or batch or _BATCH
-        validation = self._validation(validation_data, batch)
+        validation = self._validation(validation_data)
         if validation is None and validation_split:
-            given, validation = arrays.divided(given, validation_split)
+            given, rest = arrays.divided(given, validation_split)
+            validation = self._validated(rest)
+        batch = batch or (math.ceil(given.count / steps) if steps else _BATCH)
+        batch = self.arguments.batch_size or batch
         compilation = Compilation.of(self.model, lambda: self._row(given))
         data = self._data(given, validation, compilation)
         return self._train(compilation, data, batch, callbacks)
@@ -226,7 +229,7 @@ class Fit:
             return ()
         return arrays.class_table(self.class_weight, int(self.model.outputs[0].shape[-1] or 0))
 
-    def _validation(self, values: Any, batch: int) -> arrays.Given | None:
+    def _validation(self, values: Any) -> arrays.Given | None:
         if values is None:
             return None
         steps, name = self.arguments.validation_steps, "validation_data"
@@ -235,9 +238,14 @@ class Fit:
             raise InputError(f"{name}: found {len(parts)} values, expected (x, y)")
         x, y, weights = (*parts, None)[:3]
         given, found = arrays.gathered(x, y, weights, steps, f"{name}: x")
-        batch = self.arguments.validation_batch_size or batch
-        rows = None if steps is None or found else slice(steps * batch)
-        return given if rows is None else given.part(rows)
+        return given if found else self._validated(given)
+
+    def _validated(self, given: arrays.Given) -> arrays.Given:
+        """The rows of the steps of a validation, into which Keras divides all of no given size."""
+        arguments = self.arguments
+        steps, batch = arguments.validation_steps, arguments.validation_batch_size
+        batch = batch or arguments.batch_size
+        return given.part(slice(steps * batch)) if steps and batch else given
 
     def _data(
         self, given: arrays.Given, validation: arrays.Given | None, compilation: Compilation

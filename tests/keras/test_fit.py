@@ -166,9 +166,31 @@ def test_validation_is_of_the_epochs_that_keras_validates() -> None:
         with pytest.raises(InputError, match=r"validation_freq: found .*, expected a whole number"):
             Arguments(**{**given, "validation_freq": freq})
     steps = Arguments(**{**given, "validation_steps": 1, "validation_batch_size": 2})
-    validation = Fit(Distribution(model(), ["cpu"], None, {}), steps, None)._validation((X, Y), 4)
+    validation = Fit(Distribution(model(), ["cpu"], None, {}), steps, None)._validation((X, Y))
     assert validation is not None
     assert validation.count == 2
+
+
+@pytest.mark.parametrize(
+    ("arguments", "expected"),
+    [
+        ({}, (32, [8])),
+        ({"steps_per_epoch": 3}, (3, [8])),
+        ({"steps_per_epoch": 3, "batch_size": 2}, (2, [8])),
+        ({"steps_per_epoch": 3, "validation_split": 0.5, "validation_steps": 2}, (2, [4, 4])),
+        ({"validation_split": 0.5, "validation_steps": 1, "batch_size": 3}, (3, [4, 3])),
+        ({"validation_data": (X, Y), "validation_steps": 3}, (32, [8, 8])),
+    ],
+)
+def test_steps_without_a_size_of_batches_divide_the_rows(
+    arguments: Any, expected: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def train(fit: Any, compilation: Any, data: Any, batch: int, callbacks: Any) -> Any:
+        return batch, [len(rows) for rows in data.splits]
+
+    monkeypatch.setattr(Fit, "_train", train)
+    found = tandem.keras.distribute(model(), devices=["cpu"])
+    assert found.fit(X, Y, verbose=0, **arguments) == expected
 
 
 def test_callbacks_that_a_run_does_itself_become_settings() -> None:
