@@ -54,6 +54,14 @@ MODELLED = {
     "loss": "cross_entropy",
     "label_smoothing": 0.0,
     "rand_colour": 0.0,
+    "clip_norm": None,
+    "clip_global_norm": None,
+    "clip_value": None,
+    "decoupled_decay": False,
+    "average_overwrites": 0,
+    "rule": "bsp",
+    "global_batch": None,
+    "sum_rows": "auto",
 }
 """Settings for which the plain PyTorch side supports a single value."""
 

@@ -10,6 +10,7 @@ out. Prints JSON lines, then a table.
 """
 
 import importlib.util
+import os
 import sys
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -230,7 +231,7 @@ def inference(
 
 def training(rounds: int, sizes: Sizes = ON_CPU) -> Iterator[Comparison]:
     """Compare a training step with JAX's, both by all cores."""
-    found = compared(["ours, a step", "JAX"], sizes, THREADS[-1], rounds)
+    found = compared(["ours, a step", "JAX"], sizes, len(os.sched_getaffinity(0)), rounds)
     if "JAX" in found:
         question = f"training step, batch {sizes.batch}, {sizes.crop}"
         yield compare(question, found["ours, a step"], found["JAX"], "speed", JAX_TARGET)

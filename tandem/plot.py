@@ -226,10 +226,13 @@ class Panel:
 
     def places(self, run: Run, records: Records) -> Values:
         """Positions of records along the axis."""
-        before, scale = 0, 1.0
-        if self.in_epochs:
-            before, scale = run.earlier_epochs, run.steps_per_epoch or 1
-        return np.array([before + record.step / scale for record in records], float)
+        steps = np.array([record.step for record in records], float)
+        ends = {0: run.earlier_epochs, **{r.step: r.epoch for r in run.validation}}
+        if not self.in_epochs or len(ends) < 2:
+            return steps + run.earlier_epochs * self.in_epochs
+        known, epochs = np.array([*ends.items()], float).T
+        pace = (epochs[-1] - epochs[-2]) / (known[-1] - known[-2])  # of the last, beyond it
+        return np.interp(steps, known, epochs) + pace * np.maximum(steps - known[-1], 0)
 
     def thin(self, run: Run, style: Style, values: Sequence[float], label: str = "") -> None:
         """Draw values of training records."""

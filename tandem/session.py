@@ -26,6 +26,7 @@ import yaml
 from tandem.artifacts.metrics_log import read_records
 from tandem.artifacts.run_folder import CONFIGURATION, RECORD, list_checkpoints
 from tandem.config.command_line import RECIPES
+from tandem.config.schema import Config
 from tandem.errors import InputError, RunError
 from tandem.launch.api import Result, Settings, checked, given_values
 from tandem.validation import listed
@@ -94,6 +95,8 @@ class _Rule:
             own["network"] = f"{module}:{name}"
             if module.partition(".")[0] == "theanompi":
                 own["network"], recipe = _ours(name)
+                if isinstance(base, Config):
+                    base = base.model_dump(exclude_defaults=True)
                 base = given_values(RECIPES / f"{recipe}.yaml", given_values(base, {}))
         if self.sync_type is not None:
             own["exchange"] = _EXCHANGES.get(self.sync_type, self.sync_type)

@@ -99,6 +99,20 @@ def test_a_second_fit_begins_where_the_first_has_ended(tmp_path: Path) -> None:
         np.testing.assert_allclose(line.get_xdata(), first + np.array([1, 2, 3]))
 
 
+def test_epochs_of_other_lengths_have_equal_widths(tmp_path: Path) -> None:
+    """As after a resume with half the batch size."""
+    (run,) = read(record_run(tmp_path / "run"))
+    ends = zip(run.validation, (10, 30, 50), strict=True)
+    run = replace(run, validation=tuple(replace(r, step=step) for r, step in ends))
+    axis = draw([run]).axes[0]
+    by_name = {line.get_label(): line.get_xdata() for line in axis.lines}
+    np.testing.assert_allclose(by_name["validation"], [1, 2, 3])
+    steps = np.arange(2, 31, 2)
+    np.testing.assert_allclose(
+        by_name["training"], np.where(steps > 10, steps / 20 + 0.5, steps / 10)
+    )
+
+
 def test_epochs_without_validation_and_losses_below_zero(tmp_path: Path) -> None:
     (run,) = read(record_run(tmp_path / "run"))
     nan = math.nan

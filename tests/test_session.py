@@ -10,6 +10,7 @@ import pytest
 
 from tandem.artifacts.checkpoint import read_header
 from tandem.config.command_line import RECIPES
+from tandem.config.schema import make_config
 from tandem.errors import InputError, RunError
 from tandem.session import BSP, EASGD, GOSGD
 from tandem.validation import read_yaml
@@ -77,9 +78,11 @@ def test_lines_of_theano_mpis_examples_start_our_networks(
 
     monkeypatch.setattr("tandem.session.subprocess.Popen", popen)
     monkeypatch.setattr(BSP, "sync_type", "cdd")
-    rule = BSP({"n_epochs": 3})
-    rule.init(devices=["cuda0", "cuda1"], modelfile=module, modelclass=name)
-    (values,) = started
+    for settings in ({"n_epochs": 3}, make_config({"n_epochs": 3})):
+        rule = BSP(settings)
+        rule.init(devices=["cuda0", "cuda1"], modelfile=module, modelclass=name)
+    values, others = started
+    assert values == others
     assert values == read_yaml(RECIPES / f"{recipe}.yaml") | {
         "network": network if name == "AlexNet" else f"tandem.models.{network}",
         "devices": ["cuda:0", "cuda:1"],

@@ -70,6 +70,8 @@ class ValidationRecord(_Strict):
     @property
     def monitored(self) -> dict[str, float]:
         """Values that decisions may follow from; NaN for what is not finite, as in checkpoints."""
+        if not self.images:
+            return {}
         found = {
             "validation_loss": self.loss,
             "top1_error": self.top1_error,

@@ -156,12 +156,14 @@ def of_record(record: Record) -> Iterator[tuple[str, Value]]:
 def of_checkpoint(checkpoint: Checkpoint) -> Iterator[tuple[str, Value]]:
     """Histograms of weights, averages and updates, ratios of norms, and the first filters.
 
-    The update is the momentum, which the last step has added to the weights. (With Nesterov's
+    The update is SGD's momentum, which the last step has added to the weights. (With Nesterov's
     momentum that is the velocity, and the step adds a little more.) Norms are Euclidean.
     """
+    is_sgd = checkpoint.config.get("optimizer", "sgd") == "sgd"
+    steps = checkpoint.states.get("momentum", {}) if is_sgd else {}
     for name, weight in checkpoint.weights.items():
         yield f"{'averages' if name in checkpoint.untrained else 'weights'}/{name}", weight
-        update = checkpoint.states.get("momentum", {}).get(name)
+        update = steps.get(name)
         if update is not None:
             yield f"updates/{name}", update
             norm = np.linalg.norm(weight.ravel())

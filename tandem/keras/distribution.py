@@ -30,6 +30,8 @@ _ARGUMENTS = {
     "mean_file": "a layer, such as Rescaling",
     "learning_rate": "the optimizer of compile",
     "lr_policy": "the optimizer of compile",
+    "lr_scaling": "the optimizer of compile",
+    "warmup_epochs": "a schedule of the optimizer of compile",
     "optimizer": "the optimizer of compile",
     "loss": "the loss of compile",
     "metrics": "the metrics of compile",

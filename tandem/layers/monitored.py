@@ -10,13 +10,16 @@ from tandem.validation import suggestion
 History = Sequence[Mapping[str, float]]
 """Values by name after each whole epoch; a name is missing where it was not measured."""
 
+_RISING = ("acc", "accuracy", "auc", "precision", "recall", "f1_score", "iou")
+
 ERRORS = ("validation_loss", "top1_error", "top5_error")
 
 
 def is_higher_better(name: str) -> bool:
     """Return whether a monitored value is to rise."""
-    metric = find_metric(name)
-    return metric is not None and metric.higher_is_better
+    if (metric := find_metric(name)) is not None:
+        return metric.higher_is_better
+    return name.endswith(_RISING)  # of Keras's, or of one's own
 
 
 def values_of(name: str, history: History) -> list[float]:

@@ -4,13 +4,17 @@ Importing this module imports PyTensor and PyTorch: only a trainer process does.
 """
 
 from collections.abc import Callable, Mapping
-from functools import partial
+from functools import cached_property, partial
 from types import MappingProxyType
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+import pytensor
+import pytensor.tensor as pt
 
 from tandem.artifacts.metrics import Sums
+from tandem.backend import device_mode
 from tandem.backend.channel import Channel
 from tandem.config.schema import Config
 from tandem.layers import Network
@@ -67,7 +71,7 @@ class CompiledNetwork:
         division: Division | None = None,
         channel: Channel | None = None,
     ) -> None:
-        self._config, self._takes_total = config, network.takes_total
+        self._config, self._network, self._takes_total = config, network, network.takes_total
         choose_loss(network, LOSSES.chosen(dict(config)))
         metrics = metrics_of(config.metrics)
         self.variables = NetworkVariables(network, config, mean, memory, metrics, division)
@@ -189,6 +193,18 @@ class CompiledNetwork:
         if self.variables.scores is None:
             raise RuntimeError("nothing has been validated yet")
         return self.variables.scores.get_value()
+
+    def read_predictions(self) -> np.ndarray:
+        """What the network predicts of the last minibatch that was validated, float64."""
+        predictions: np.ndarray = self._predict(self.read_scores().astype(np.float64))
+        return predictions
+
+    @cached_property
+    def _predict(self) -> Callable[[np.ndarray], Any]:
+        logits = pt.matrix("logits", dtype="float64")
+        return pytensor.function(
+            [logits], self._network.predictions(logits), mode=device_mode("cpu")
+        )
 
     def read_probabilities(self) -> np.ndarray:
         """Probabilities averaged over the crops of the last minibatch, float64 (row, class)."""

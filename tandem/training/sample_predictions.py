@@ -16,18 +16,18 @@ if TYPE_CHECKING:
 
 SIZE = 8  # pictures
 
-Scores = npt.NDArray[np.floating]
+Predictions = npt.NDArray[np.floating]
 
 
 class SamplePredictions:
-    """Collects the network's outputs for its pictures during validation, and draws them."""
+    """Collects what the network predicts of its pictures during validation, and draws it."""
 
     def __init__(self, spec: RunSpec) -> None:
         self._spec = spec
         batch = spec.config.pass_rows
         seen = min(spec.validation.size, spec.steps("validation") * spec.global_batch)
         self._rows = sample_rows(seen, spec.global_batch, batch)
-        self._scores: list[Scores] = []
+        self._predictions: list[Predictions] = []
         self._crops: npt.NDArray[np.uint8] | None = None
         self._labels: list[int] = []
 
@@ -37,28 +37,28 @@ class SamplePredictions:
         minibatches = self._rows.items()
         return [k * self._spec.global_batch + row for k, rows in minibatches for row in rows]
 
-    def collect(self, minibatch: int, scores: Callable[[], Scores]) -> None:
-        """Collect the outputs of a minibatch, by its number in the validation from 0.
+    def collect(self, minibatch: int, predictions: Callable[[], Predictions]) -> None:
+        """Collect the predictions of a minibatch, by its number in the validation from 0.
 
-        `scores` returns the outputs before the softmax, (row, class); it is called only if needed.
+        `predictions` returns them, (row, class); it is called only if needed.
         """
         if rows := self._rows.get(minibatch):
-            self._scores.append(scores()[rows])
+            self._predictions.append(predictions()[rows])
 
-    def take(self) -> Scores:
-        """Return the collected outputs, (picture, class), and start again."""
-        scores, self._scores = np.concatenate(self._scores), []
-        return scores
+    def take(self) -> Predictions:
+        """Return what was collected, (picture, class), and start again."""
+        predictions, self._predictions = np.concatenate(self._predictions), []
+        return predictions
 
-    def draw(self, scores: Scores) -> "Image.Image":
-        """Draw the pictures with the predictions that follow from `scores`."""
+    def draw(self, predictions: Predictions) -> "Image.Image":
+        """Draw the pictures with the predictions that were collected."""
         from tandem.artifacts.visualize import prediction_sheet  # which imports Pillow
 
         if self._crops is None:
             self._crops = self._read()
         known = imagenet_names()
         names = [known.get(wnid, wnid).partition(",")[0] for wnid in self._spec.wnids or ()]
-        return prediction_sheet(self._crops, self._labels, softmax(scores), names)
+        return prediction_sheet(self._crops, self._labels, predictions, names)
 
     def _read(self) -> npt.NDArray[np.uint8]:
         """The centre crops, as the network sees them, (picture, row, column, RGB)."""
@@ -95,10 +95,3 @@ def sample_rows(
         if row % batch not in chosen:
             chosen.append(row % batch)
     return rows
-
-
-def softmax(scores: Scores) -> npt.NDArray[np.float64]:
-    """Probabilities of the classes, (picture, class)."""
-    shifted = scores.astype(np.float64) - scores.max(axis=1, keepdims=True)
-    powers = np.exp(shifted)
-    return powers / powers.sum(axis=1, keepdims=True)

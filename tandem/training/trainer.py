@@ -29,7 +29,6 @@ from tandem.training.not_finite import Position, Refusals
 from tandem.training.predictions import PredictionCollector, Predictions
 from tandem.training.reports import Reports
 from tandem.training.run_spec import RunSpec
-from tandem.training.sample_predictions import softmax
 from tandem.training.setup import set_up, sums_by_rank
 from tandem.training.step_timer import StepTimer
 from tandem.training.steps_ahead import StepsAhead
@@ -323,12 +322,12 @@ class Trainer:
                     self.model.validate_crop(slot, crop, global_rows)
             if collector is not None and len(self.pipeline.indices):
                 if self.spec.crops == 1:
-                    probabilities = softmax(self.model.read_scores())
+                    probabilities = self.model.read_predictions()
                 else:
                     probabilities = self.model.read_probabilities()
                 collector.add(self.pipeline.indices, probabilities)
             if self.reports.samples is not None and rows.start == 0:
-                self.reports.samples.collect(step, self.model.read_scores)
+                self.reports.samples.collect(step, self.model.read_predictions)
             if summed:
                 counts.push(self.model.take_sums("validation"), 0, rows.start // summed)
         if summed:

@@ -109,6 +109,14 @@ def test_a_checkpoint_shows_weights_updates_and_filters(tmp_path: Path) -> None:
         np.testing.assert_array_equal(picture, filter_grid(filters, 4, 4))
 
 
+def test_updates_are_those_of_sgd(tmp_path: Path) -> None:
+    """What other optimizers call momentum is a mean of gradients, or is subtracted."""
+    write(tmp_path, 0, replace(checkpoint(1, a=np.ones((2, 2))), config={"optimizer": "lion"}))
+    tags = read(tmp_path).Tags()
+    assert tags["histograms"] == ["weights/a"]
+    assert tags["scalars"] == []
+
+
 def test_weights_that_are_not_finite_have_no_histogram(tmp_path: Path) -> None:
     broken = checkpoint(1, a=np.array([1.0, np.inf]), b=np.ones((2, 2)), c=np.zeros((2, 2)))
     write(tmp_path, 0, broken)

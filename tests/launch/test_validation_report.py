@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from scipy.special import softmax
 
 from tandem.artifacts.metrics_log import ValidationRecord
 from tandem.config.schema import Config
@@ -21,7 +22,6 @@ from tandem.memory import RowType
 from tandem.preprocessing.arrays import write_arrays
 from tandem.training.predictions import PredictionCollector, Predictions
 from tandem.training.run_spec import RunSpec
-from tandem.training.sample_predictions import softmax
 from tests.support.browser import assert_self_contained
 from tests.support.runs import train
 from tests.support.tiny import prepare, run_program, save_weights
@@ -63,7 +63,9 @@ def found(spec: RunSpec, scores: np.ndarray) -> Predictions:
         collector = PredictionCollector(spec)
         for start in range(rank, 23, 8):
             indices = np.arange(start, min(start + 8, 23), 2)
-            collector.add(indices, softmax(np.vstack([scores[indices], np.full((2, 3), np.nan)])))
+            collector.add(
+                indices, softmax(np.vstack([scores[indices], np.full((2, 3), np.nan)]), axis=1)
+            )
         parts.append(collector.taken())
     return Predictions.joined([part for part in parts if part is not None])
 

@@ -91,6 +91,20 @@ def test_update_gives_biases_twice_the_rate_and_no_decay(nesterov: bool) -> None
             np.testing.assert_allclose(value, expected[name], 1e-12, 1e-15, err_msg=name)
 
 
+def test_what_a_network_predicts_is_what_is_averaged_and_shown(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Also where that is no softmax."""
+    monkeypatch.setattr(NET, "predictions", lambda logits: pt.sigmoid(logits) / 2, raising=False)
+    model, slot = build(), slot_of(3, 1)
+    model.validate(slot)
+    expected = 0.5 / (1 + np.exp(-model.read_scores()))
+    np.testing.assert_allclose(model.read_predictions(), expected, rtol=1e-12)
+    for crop in range(CROPS):
+        model.validate_crop(slot, crop)
+    np.testing.assert_allclose(model.read_probabilities(), expected, rtol=1e-12)
+
+
 def test_crops_are_averaged_before_they_are_judged() -> None:
     """By loops, over two minibatches; rows beyond the valid ones do not count."""
     model, expected, found = build(), Sums(), Sums()

@@ -6,9 +6,11 @@ from typing import Any
 
 import pytest
 
+from tandem.artifacts.metrics_log import ValidationRecord
 from tandem.config.resolve import check_settings
 from tandem.config.schema import make_config
 from tandem.errors import InputError
+from tandem.layers.monitored import is_higher_better
 from tandem.training.early_end import reason_to_end
 
 
@@ -44,6 +46,21 @@ def test_training_ends_where_a_loop_does(seed: int) -> None:
     expected = ends_by_a_loop(values, patience, limit, rises)
     for done in range(26):
         assert (reason_to_end(config, history[:done]) is not None) == (done >= expected)
+
+
+def test_epochs_without_a_validation_do_not_count() -> None:
+    config = make_config({"stop_patience": 2})
+    nothing = ValidationRecord(1, 1, math.nan, math.nan, math.nan, 0).monitored
+    seen = ValidationRecord(3, 3, 1.0, 0.5, 0.5, 7).monitored
+    assert reason_to_end(config, [nothing, nothing, seen, nothing, nothing]) is None
+    assert reason_to_end(config, [seen, seen, seen]) is not None
+
+
+def test_names_of_ones_own_rise_as_keras_s() -> None:
+    for name in ("sparse_categorical_accuracy", "out_accuracy", "val_auc", "f1", "my_precision"):
+        assert is_higher_better(name), name
+    for name in ("validation_loss", "mae", "my_distance", "top1_error"):
+        assert not is_higher_better(name), name
 
 
 def test_the_reason_names_value_and_setting() -> None:
