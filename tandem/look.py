@@ -23,7 +23,7 @@ import numpy.typing as npt
 from tandem.cli import CommandLine, PathOption, configure_logging, exit_status, option
 from tandem.config.command_line import ANSWERS, DEFAULT_FILE, RECIPES
 from tandem.config.schema import Config
-from tandem.data.class_names import imagenet_names
+from tandem.data.class_names import short_names
 from tandem.data.colour import read_basis
 from tandem.data.dataset import open_split
 from tandem.data.manifest import Manifest, read_manifest
@@ -210,8 +210,7 @@ class ClassCount:
 
 def class_names(manifest: Manifest) -> list[str]:
     """The first of ImageNet's names of each class, or else the name of its folder."""
-    known = imagenet_names()
-    return [known.get(wnid, wnid).partition(",")[0] for wnid in manifest.wnids]
+    return short_names(manifest.wnids)
 
 
 def count_classes(manifest: Manifest) -> list[ClassCount]:

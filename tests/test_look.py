@@ -10,6 +10,7 @@ from PIL import Image
 
 from tandem.cli import CommandLine
 from tandem.data.augment import Augmentation, colour_offsets, windows
+from tandem.data.class_names import short_names
 from tandem.data.colour import COVARIANCE_NAME as NAME
 from tandem.data.colour import read_basis
 from tandem.data.dataset import open_split
@@ -65,6 +66,11 @@ def test_pictures_are_those_of_the_first_minibatches(data: Path, batches: dict[s
     expected = expected_crops(data, "train", order, 2)
     # Halves may be rounded otherwise in float32.
     assert np.abs(found.crops - np.stack(expected)).max() <= 1
+
+
+def test_names_of_classes_are_whole() -> None:
+    names = ["n01440764", "apple, red", "apple, green"]
+    assert short_names(names) == ["tench", *names[1:]]
 
 
 def test_validation_has_centre_crops_and_no_more_pictures_than_there_are(data: Path) -> None:

@@ -105,9 +105,16 @@ class Classifier:
                 f"{weights}: found a network of rows of numbers, expected one of pictures; its "
                 "predictions are those of tandem.keras.load_model(path).predict"
             )
-        return cls(
+        found = cls(
             loaded.network, loaded.mean, about.wnids, ten_crops, device, about.resize, about.pad
         )
+        if found.window.start < about.pad and not loaded.mean.any():
+            raise InputError(
+                f"{weights}: found a border of {about.pad} pixels in its training pictures and no "
+                "mean image, which has its colour; expected a classification by the centre alone, "
+                "within the border"
+            )
+        return found
 
     def classify(
         self, pictures: Sequence[str | Path | bytes], top: int = 5

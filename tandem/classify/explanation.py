@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
+from tandem.data.class_names import short_names
 from tandem.errors import explained
 from tandem.files import make_folder, replacing
 
@@ -71,7 +72,7 @@ def draw(
     figure: Any = Figure(figsize=(11, 3.6), layout="constrained")
     left, middle, right = figure.subplots(1, 3, width_ratios=(1, 1.2, 1.2))
     left.imshow(picture)
-    names = [guess.name.partition(",")[0].replace("$", r"\$") for guess in guesses]
+    names = [name.replace("$", r"\$") for name in short_names(g.wnid or g.name for g in guesses)]
     bars = middle.barh(range(len(names)), [guess.probability for guess in guesses])
     middle.bar_label(bars, [f"{100 * guess.probability:.1f} %" for guess in guesses], padding=3)
     middle.set_yticks(range(len(names)), names)

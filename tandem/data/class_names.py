@@ -1,7 +1,7 @@
 """Names of the classes of ImageNet."""
 
 import functools
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from importlib import resources
 from types import MappingProxyType
 
@@ -16,3 +16,9 @@ def imagenet_names() -> Mapping[str, str]:
     lines = (line for line in text.splitlines() if not line.startswith("#"))
     pairs = (line.partition("\t") for line in lines)
     return MappingProxyType({wnid: name for wnid, _, name in pairs})
+
+
+def short_names(wnids: Iterable[str]) -> list[str]:
+    """The first of ImageNet's names of each class, or else the name of its folder."""
+    known = imagenet_names()
+    return [known[wnid].partition(",")[0] if wnid in known else wnid for wnid in wnids]

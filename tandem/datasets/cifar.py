@@ -109,6 +109,7 @@ class _Pictures:
         self._suffixes, self._decode = PICTURE_SUFFIXES, decode_picture
         self._source = source
         self.found: dict[tuple[int, int, str], np.ndarray] = {}
+        self._splits: set[str] = set()
 
     def add(self, entry: Entry) -> None:
         """Decode a file, if its name is that of a picture of a split."""
@@ -120,6 +121,9 @@ class _Pictures:
             return
         if name.startswith("."):  # as archives of macOS have beside each file
             return
+        self._splits.add(split)
+        if {"test", "val"} <= self._splits:
+            raise InputError(f"{self._source}: found both test/ and val/, expected one of them")
         classes = CLASSES["cifar10"]
         where = f"{self._source}: {printable(entry.name)}"
         if wnid not in classes:

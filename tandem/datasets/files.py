@@ -108,7 +108,7 @@ def _in_archive(archive: Archive) -> Iterator[Entry]:
 
 
 def _in_folder(folder: Path) -> Iterator[Entry]:
-    for parent, folders, files in os.walk(folder):
+    for parent, folders, files in os.walk(folder, followlinks=True):
         below = Path(parent).relative_to(folder)
         folders[:] = sorted(folders) if len(below.parts) < _DEEPEST else []
         for file in sorted(files):

@@ -189,6 +189,11 @@ def _pictures(
     images = graph.add("Sub", [graph.add("Transpose", [numbers], perm=[0, 3, 1, 2]), window])
     if crop_size <= side:
         return info, images
+    if pad and not mean.any():
+        raise InputError(
+            f"found a crop_size of {crop_size}, pictures of {side} pixels and no mean image, which "
+            "has the colour of their border; expected a crop within the border"
+        )
     ends = [0, 0, before, before, 0, 0, after, after]
     return info, graph.add("Pad", [images, graph.constant(np.array(ends, np.int64))])
 

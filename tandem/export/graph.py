@@ -501,7 +501,7 @@ def _(op: IncSubtensor, node: Apply, inputs: Sequence[str], graph: OnnxGraph) ->
     """Pad what is added with zeros first; nothing is repeated."""
     parts = _parts(op, [node.inputs[0], *node.inputs[2:]])
     added = node.inputs[1].type
-    if added.ndim != node.inputs[0].type.ndim:
+    if added.ndim != node.inputs[0].type.ndim or op.set_instead_of_inc:
         raise _untranslated(op)
     begins, ends = [], []
     for axis, length in enumerate(node.inputs[0].type.shape):
@@ -509,7 +509,7 @@ def _(op: IncSubtensor, node: Apply, inputs: Sequence[str], graph: OnnxGraph) ->
         if part == slice(None):
             begins.append(0)
             ends.append(0)
-        elif op.set_instead_of_inc or length is None or part.step not in (None, 1):
+        elif length is None or part.step not in (None, 1):
             raise _untranslated(op)
         else:
             first, last, _ = part.indices(length)
@@ -519,6 +519,20 @@ def _(op: IncSubtensor, node: Apply, inputs: Sequence[str], graph: OnnxGraph) ->
             ends.append(length - last)
     whole = graph.add("Pad", [inputs[1], graph.integers(*begins, *ends)])
     return graph.add("Add", [inputs[0], whole])
+
+
+def _divided(graph: OnnxGraph, kind: type, names: Sequence[str], dtype: str) -> str:
+    """Quotient or rest as NumPy has them, where the quotient is of what the rest leaves over."""
+    x, y = names
+    rest = graph.add("Mod", names, fmod=1)  # with the sign of x
+    differs = graph.add("Less", [graph.add("Mul", [rest, y]), graph.constant(np.zeros((), dtype))])
+    if kind is Mod:
+        return graph.add("Where", [differs, graph.add("Add", [rest, y]), rest])
+    whole = graph.add("Round", [graph.add("Div", [graph.add("Sub", [x, rest]), y])])
+    one = graph.constant(np.ones((), dtype))
+    lower = graph.add("Where", [differs, graph.add("Sub", [whole, one]), whole])
+    by_zero = graph.add("Equal", [y, graph.constant(np.zeros((), dtype))])
+    return graph.add("Where", [by_zero, graph.add("Div", names), lower])
 
 
 _FAR = np.iinfo(np.int64).max  # where a slice without an end has it
@@ -688,11 +702,8 @@ def _(op: Elemwise, node: Apply, inputs: Sequence[str], graph: OnnxGraph) -> str
     names = [*map(functools.partial(_cast, graph), inputs, node.inputs, dtypes)]
     if kind in (Cast, Identity):
         return names[0]
-    if kind is IntDiv and dtype.startswith("float"):
-        return graph.add("Floor", [graph.add("Div", names)])
-    if kind is Mod and dtype.startswith("float"):  # ONNX's has the sign of what is divided
-        rest = graph.add("Mod", names, fmod=1)
-        return graph.add("Mod", [graph.add("Add", [rest, names[1]]), names[1]], fmod=1)
+    if kind in (IntDiv, Mod) and dtype.startswith("float"):
+        return _divided(graph, kind, names, dtype)
     if kind is Clip:
         name, low, high = names
         return graph.add("Min", [graph.add("Max", [name, low]), high])

@@ -11,12 +11,11 @@ import numpy as np
 
 from tandem.errors import InputError
 from tandem.keras.losses import OF_CLASSES
-from tandem.preprocessing.arrays import training_rows
+from tandem.preprocessing.arrays import refuse_rounded, training_rows
 from tandem.validation import listed, shown, unmasked
 
 Shape = tuple[int | None, ...]
 
-LARGEST = 1 << 24  # the whole numbers up to it are exact in float32, in which rows are stored
 
 
 @dataclass(frozen=True)
@@ -309,10 +308,7 @@ def _checked_input(found: np.ndarray, shape: Shape, name: str, may_crop: bool) -
     crops = may_crop and _is_picture(found) and found.shape[3] == shape[-1]
     if not crops and not _fits(found.shape[1:], shape):
         raise InputError(f"{name}: found shape {found.shape}, expected {_rows(shape)}")
-    if found.dtype.kind in "iu" and found.size and abs(int(found.max())) > LARGEST:
-        raise InputError(
-            f"{name}: found {found.max()}, expected whole numbers up to {LARGEST}: rows are float32"
-        )
+    refuse_rounded(name, found)
     return found if found.dtype == np.uint8 else _float32(found, name)
 
 

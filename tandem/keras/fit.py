@@ -25,7 +25,7 @@ from tandem.config.command_line import ANSWERS
 from tandem.config.hardware import resolve_devices
 from tandem.config.resolve import divided_by, group_of, resolve
 from tandem.config.schema import Config
-from tandem.data.manifest import read_any_manifest
+from tandem.data.manifest import Manifest, read_any_manifest
 from tandem.data.order import minibatch_count, trainer_shares
 from tandem.errors import InputError
 from tandem.keras import arrays
@@ -557,6 +557,8 @@ class Plan:
             manifest.wnids or None,
             network=config.network,
             options=config.options,
+            resize=manifest.resize if isinstance(manifest, Manifest) else "squash",
+            pad=manifest.pad if isinstance(manifest, Manifest) else 0,
         )
         found = as_checkpoint(self.model, network, self.begin, config.model_dump(mode="json"))
         save_checkpoint(self._first(folder), found)

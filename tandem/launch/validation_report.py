@@ -12,7 +12,7 @@ import numpy.typing as npt
 
 from tandem.artifacts.metrics_log import ValidationRecord
 from tandem.artifacts.page import Page
-from tandem.data.class_names import imagenet_names
+from tandem.data.class_names import short_names
 from tandem.data.manifest import read_any_manifest
 from tandem.data.reader import PictureReader
 from tandem.errors import InputError, explained
@@ -114,8 +114,7 @@ def write_report(
 
     Raises InputError if a file cannot be written, or the pictures cannot be read.
     """
-    manifest, known = read_any_manifest(spec.config.manifest_path), imagenet_names()
-    names = [known.get(wnid, wnid).partition(",")[0] for wnid in spec.wnids or ()]
+    manifest, names = read_any_manifest(spec.config.manifest_path), short_names(spec.wnids or ())
     places = range(spec.validation.size)
     report = Report(predictions, names, [manifest.name("val", place) for place in places])
     with explained(folder, "cannot be written"):

@@ -45,6 +45,7 @@ from tandem.validation import is_printable, listed, shown, shown_size
 
 FILE_NBYTES = 64 << 20  # of a batch file, unless a single row is larger
 _MOST_CLASSES = 1 << 20
+_EXACT = 1 << 24  # the whole numbers up to it are exact in float32
 _FOLDERS = (*(f"{split}_hkl" for split in SPLITS), "labels", "misc")
 _MISC = (f"misc/{MEAN_NAME}", f"misc/{COVARIANCE_NAME}")
 
@@ -326,8 +327,19 @@ def _targets(
     return ArrayTargets(shape=shape), tuple(class_names or ()), labels
 
 
+def refuse_rounded(name: str, values: npt.NDArray[Any]) -> None:
+    """Refuse whole numbers that float32, in which rows are stored, does not hold."""
+    if values.dtype.kind in "iu" and values.size:
+        found = max((int(values.min()), int(values.max())), key=abs)
+        if abs(found) > _EXACT:
+            raise InputError(
+                f"{name}: found {found}, expected whole numbers up to {_EXACT}: rows are float32"
+            )
+
+
 def _finite(name: str, values: npt.NDArray[Any], part: slice) -> npt.NDArray[np.float32]:
     """Some rows in float32."""
+    refuse_rounded(name, values[part])
     with np.errstate(over="ignore"):
         rows = np.ascontiguousarray(values[part], np.float32)
     bad = np.flatnonzero(~np.isfinite(rows.reshape(len(rows), -1)).all(axis=1))
@@ -348,21 +360,23 @@ def _new(folder: Path, nbytes: int) -> Iterator[None]:
 
     Raises InputError where it cannot be written.
     """
-    for name in (MANIFEST_NAME, PROGRESS_NAME):
-        if (folder / name).exists():
-            raise InputError(
-                f"{folder}: found {name} of a data set already, expected a folder without one"
-            )
     make_folder(folder)
-    for name in _FOLDERS:
-        make_folder(folder / name)
-        remove_partials(folder / name)
-    if nbytes > (free := free_bytes(folder)):
-        raise InputError(
-            f"{folder}: found {shown_size(free)} free, expected {shown_size(nbytes)} for the arrays"
-        )
     try:
         with locked(folder):
+            for name in (MANIFEST_NAME, PROGRESS_NAME):
+                if (folder / name).exists():
+                    raise InputError(
+                        f"{folder}: found {name} of a data set already, expected a folder without"
+                        " one"
+                    )
+            for name in _FOLDERS:
+                make_folder(folder / name)
+                remove_partials(folder / name)
+            if nbytes > (free := free_bytes(folder)):
+                raise InputError(
+                    f"{folder}: found {shown_size(free)} free, expected {shown_size(nbytes)} for"
+                    " the arrays"
+                )
             yield
     except OSError as error:
         raise InputError(

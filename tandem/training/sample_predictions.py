@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import numpy.typing as npt
 
-from tandem.data.class_names import imagenet_names
+from tandem.data.class_names import short_names
 from tandem.data.dataset import Dataset
 from tandem.data.reader import PictureReader
 from tandem.training.run_spec import RunSpec
@@ -56,8 +56,7 @@ class SamplePredictions:
 
         if self._crops is None:
             self._crops = self._read()
-        known = imagenet_names()
-        names = [known.get(wnid, wnid).partition(",")[0] for wnid in self._spec.wnids or ()]
+        names = short_names(self._spec.wnids or ())
         return prediction_sheet(self._crops, self._labels, predictions, names)
 
     def _read(self) -> npt.NDArray[np.uint8]:

@@ -155,6 +155,20 @@ def test_pictures_get_the_border_of_those_of_training(tmp_path: Path) -> None:
         np.testing.assert_allclose(found, by_hand(weights, tmp_path / "mean.npy", crops), rtol=1e-4)
 
 
+def test_a_border_whose_colour_nobody_knows_is_refused_where_it_is_seen(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """That of pictures from which no mean image was subtracted."""
+    monkeypatch.setattr("tandem.artifacts.trained_network._stored_size", lambda *_: SIZE)
+    file, config = tmp_path / "w.safetensors", {"mean_file": None}
+    weights = save_weights(file, WNIDS, pad=1, config=config)
+    assert Classifier.load(weights).window.start == 1
+    with pytest.raises(InputError, match=r"found a border of 1 pixels .*by the centre alone"):
+        Classifier.load(weights, ten_crops=True)
+    with pytest.raises(InputError, match="found a border of 2 pixels"):
+        Classifier.load(save_weights(file, WNIDS, pad=2, config=config))
+
+
 @pytest.mark.parametrize("pad", [35, 100])
 def test_a_border_wider_than_the_mean_image_is_refused(
     mean: Path, tmp_path: Path, pad: int

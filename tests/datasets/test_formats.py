@@ -149,9 +149,20 @@ def test_two_pictures_of_one_name_are_refused_and_hidden_files_ignored(tmp_path:
     write_class_folders(tmp_path)
     (tmp_path / "train" / "frog" / "._0001.png").write_bytes(b"of macOS")
     assert len(datasets.load("cifar10", tmp_path)[0][0])
-    shutil.copytree(tmp_path / "test", tmp_path / "val")
+    shutil.copytree(tmp_path / "train", tmp_path / "more" / "train")
     with pytest.raises(InputError, match="found two pictures of a class with this name"):
         datasets.load("cifar10", tmp_path)
+
+
+def test_linked_class_folders_are_read_and_two_validations_are_refused(tmp_path: Path) -> None:
+    write_class_folders(tmp_path / "files")
+    whole = datasets.load("cifar10", tmp_path / "files")
+    (tmp_path / "files" / "train" / "frog").rename(tmp_path / "frog")
+    (tmp_path / "files" / "train" / "frog").symlink_to(tmp_path / "frog")
+    same(datasets.load("cifar10", tmp_path / "files"), whole)
+    (tmp_path / "files" / "val").symlink_to(tmp_path / "files" / "test")
+    with pytest.raises(InputError, match="found both test/ and val/, expected one of them"):
+        datasets.load("cifar10", tmp_path / "files")
 
 
 def test_a_picture_that_cannot_be_decoded_is_refused(tmp_path: Path) -> None:

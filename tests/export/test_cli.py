@@ -119,6 +119,17 @@ def test_it_takes_pictures_without_their_border(tmp_path: Path, pad: int) -> Non
     np.testing.assert_allclose(run(target, pictures)[1], expected, rtol=1e-4, atol=1e-6)
 
 
+def test_a_border_whose_colour_nobody_knows_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("tandem.artifacts.trained_network._stored_size", lambda *_: 70)
+    weights = save_weights(
+        tmp_path / "w.safetensors", ("n01", "n02"), pad=2, config={"mean_file": None}
+    )
+    assert main([str(weights), str(tmp_path / "w.onnx")]) == 2
+    assert "found a crop_size of 67, pictures of" in capsys.readouterr().err
+
+
 def test_it_agrees_with_classification(weights: Path, exported: Path, pictures: np.ndarray) -> None:
     expected = Classifier.load(weights).probabilities(pictures)
     assert np.ptp(expected, axis=0).max() > 0.01

@@ -139,9 +139,30 @@ def test_onnx_computes_what_the_op_does(
         np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-6)
 
 
+@pytest.mark.parametrize("build", [lambda x, y: x // y, lambda x, y: x % y])
+def test_quotients_and_rests_are_numpys(build: Callable[[Any, Any], Any]) -> None:
+    x, y = pt.fvector("x"), pt.fvector("y")
+    pairs = [
+        (1, 0.1),
+        (-1e-9, 1),
+        (7, 3),
+        (-7, 3),
+        (7, -3),
+        (-7, -3),
+        (6, -3),
+        (1, 0),
+        (-1, np.inf),
+    ]
+    values = np.array(pairs, np.float32).T
+    with np.errstate(all="ignore"):
+        expected = build(*values)
+    np.testing.assert_array_equal(by_onnxruntime([x, y], build(x, y), [*values]), expected)
+
+
 @pytest.mark.parametrize(
     ("build", "reason"),
     [
+        (lambda x: pt.set_subtensor(layers.relu(x)[:], 2 * x), "no translation; register"),
         (lambda x: pt.gamma(x), "Gamma has no translation; register"),
         (lambda x: pt.sort(x), "Sort.* has no translation; register"),
         (lambda x: pt.special.softmax(x), "only a softmax over a single axis"),

@@ -133,6 +133,7 @@ def test_what_holds_no_rows_is_refused(x: Any, y: Any, message: str) -> None:
             "found inf in row 0, expected finite",
         ),
         (Given(X.astype(int) * 10**8, Y), layout(), "expected whole numbers up to 16777216"),
+        (Given(X.astype(int) - 10**8, Y), layout(), "x: found -10000000., expected whole numbers"),
         (Given(X), layout(), "y: found None, expected targets"),
         (Given(X, Y + 1), layout(), "y: found labels from 1 to 3, expected 0 to 2"),
         (Given(X, Y - 1), replace(layout(), ignored=(2,)), "found labels from -1 to 1, expected 0"),

@@ -182,11 +182,30 @@ REFUSED = {
     "no axis": ((np.zeros(2), Y), "expected (n, ...) with 1 to 3 axes of a row"),
     "NaN": ((NAN, Y), "x: found a number that is not finite in row 1"),
     "too large": ((X + 1e39, Y), "x: found a number that is not finite in row 0"),
+    "rounded": ((np.array([[0], [-16777217]]), Y), "x: found -16777217, expected whole numbers up"),
     "NaN as target": ((X, NAN[:, 1]), "y: found a number that is not finite in row 1"),
     "a negative class": ((X, -Y), "y: found labels from -1 to 0, expected classes"),
     "prices": ((X, 1_500_000 * Y), "integers that are no classes have to be float32"),
     "a class too high": ((X, Y + 1), "y: found the label 2, expected 0 to 1, as there are 2"),
 }
+
+
+def test_a_second_writer_is_refused_and_leaves_the_first_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write, partial = module._write_split, tmp_path / "train_hkl" / ".0000.abc.partial.hkl"
+    kept = []
+
+    def meanwhile(*arguments: Any) -> Any:
+        partial.touch()
+        with pytest.raises(InputError, match="another run is using this folder"):
+            write_arrays(tmp_path, (X, Y), None)
+        kept.append(partial.exists())
+        return write(*arguments)
+
+    monkeypatch.setattr(module, "_write_split", meanwhile)
+    write_arrays(tmp_path, (X, Y), None)
+    assert kept == [True, True]  # of both splits
 
 
 @pytest.mark.parametrize("case", REFUSED)

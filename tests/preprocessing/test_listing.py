@@ -212,6 +212,14 @@ def test_an_empty_class_folder(root: Path, split: str) -> None:
     assert f"{root / split / 'n10'} ({split}_img_dir): found no picture" in refused(root)
 
 
+@pytest.mark.parametrize("split", ["train", "val"])
+def test_a_linked_class_folder_that_is_gone(root: Path, split: str) -> None:
+    """Without it, classes after it would have other numbers."""
+    (root / split / "n15").symlink_to(root / "gone")
+    expected = f"{root / split / 'n15'} ({split}_img_dir): the link leads nowhere"
+    assert expected in refused(root)
+
+
 def test_training_folders_that_cannot_be_used(root: Path) -> None:
     Pictures(root / "train").write("", {"": 0})
     (root / "train" / "loose.JPEG").touch()

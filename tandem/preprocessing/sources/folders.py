@@ -93,6 +93,9 @@ def list_folder(split: str, folder: Folder, numbered: Numbered) -> Listed:
 
     `numbered` gives validation pictures that lie side by side, in order, and their classes.
     """
+    for name in folder.others:
+        if (path := folder.path / name).is_symlink() and not path.exists():
+            raise InputError(f"{printable(str(path))} ({folder.key}): the link leads nowhere")
     if folder.others:
         which = (
             "is no picture by its name" if len(folder.others) == 1 else "are no pictures by name"
