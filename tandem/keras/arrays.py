@@ -17,7 +17,6 @@ from tandem.validation import listed, shown, unmasked
 Shape = tuple[int | None, ...]
 
 
-
 @dataclass(frozen=True)
 class Given:
     """The arguments of `fit` that are data: structures of arrays, as Keras takes them."""

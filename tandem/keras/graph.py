@@ -4,6 +4,7 @@ It is read from the configuration that Keras saves, without Keras. Nothing in it
 no name in it is imported.
 """
 
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -212,7 +213,10 @@ Key = tuple[str, int]
 
 
 def _ordered(name: str, calls: Mapping[Key, Any], ends: list[tuple[Key, int]]) -> list[Key]:
-    """All calls on which the ends depend, each behind its inputs."""
+    """All calls on which the ends depend, in the order in which Keras runs them.
+
+    Those with the longest way to an output are first, each behind its inputs.
+    """
     done: dict[Key, None] = {}
     for end, _ in ends:
         pending, open_ = [end], set[Key]()
@@ -230,8 +234,14 @@ def _ordered(name: str, calls: Mapping[Key, Any], ends: list[tuple[Key, int]]) -
                 raise _fault(name, f"a circle through {shown(key[0])}", "a graph without circles")
             else:
                 open_.add(key)
-                pending += waiting
-    return [*done]
+                pending += reversed(waiting)
+    depths, deepest = dict[Key, int](), Counter[str]()
+    for key in reversed(done):
+        depth = deepest[key[0]] = max(depths.setdefault(key, 0), deepest[key[0]])
+        depths[key] = depth
+        for source in _sources(calls[key], key[0]):
+            depths[source] = max(depths.get(source, 0), depth + 1)
+    return sorted(depths, key=lambda key: -depths[key])
 
 
 def _sources(call: Any, layer: str) -> list[Key]:

@@ -80,6 +80,16 @@ def test_models_inside_models_shared_layers_and_several_ends() -> None:
     np.testing.assert_allclose(value, sum(loss.item() for loss in model.losses), rtol=1e-5)
 
 
+def test_calls_are_in_the_order_in_which_keras_runs_them() -> None:
+    m, x = keras.layers, keras.Input((3,))
+    shared, deep = m.Dense(3), m.Dense(3)(m.Dense(3)(x))
+    ends = [m.Dense(1)(x), shared(m.Add()([x, deep, m.ReLU()(shared(x))])), m.Dense(2)(deep)]
+    model = keras.Model.from_config(keras.Model(x, ends).get_config())
+    by_depth = model._nodes_by_depth
+    expected = [node.operation.name for n in sorted(by_depth, reverse=True) for node in by_depth[n]]
+    assert [node.layer for node in read_graph(json_of(model)).nodes] == expected
+
+
 @pytest.mark.parametrize("output", ["linear", "sigmoid", "softmax"])
 def test_logits_are_those_before_the_activation_of_outputs(output: Any) -> None:
     model = several()

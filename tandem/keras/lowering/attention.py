@@ -71,7 +71,9 @@ def multi_head_attention(layer: Call, *arguments: Any) -> Any:
         raise layer.fault("attention_axes", "those of sequences")
     heads, units = layer.integer("num_heads"), layer.integer("key_dim")
     value_units, rate = layer.integer("value_dim"), layer.number("dropout", 0, 0.999999)
-    counts = _counts(layer, query, value, given.get("key"))
+    mask, counts = layer.mask_of(query), _counts(layer, query, value, given.get("key"))
+    for x in (query, key, value):  # as in Keras, layers that are built later find none
+        layer.pass_.masks.pop(x, None)
     returns_scores = layer.keywords.pop("return_attention_scores", False)
     if returns_scores and layer.value("activity_regularizer") is not None:
         raise layer.fault("activity_regularizer with return_attention_scores", "one of them")
@@ -93,7 +95,7 @@ def multi_head_attention(layer: Call, *arguments: Any) -> Any:
     y = _matmul(kept, v).dimshuffle(0, 2, 1, 3)
     y = y.reshape((query.shape[0], sizes[1], heads * value_units))
     y = _projected(layer, y, "attention_output", (heads, int(shape[0])), is_last=True)
-    layer.set_mask(y, layer.mask_of(query))
+    layer.set_mask(y, mask)
     return [y, weights] if returns_scores else y
 
 
@@ -106,7 +108,7 @@ def _counts(layer: Call, query: Any, value: Any, key: Any) -> TensorVariable | N
         ("key", key, (0, "x", 1)),
     ):
         mask = own.pop(f"{name}_mask", None)
-        if mask is None and x is not None:
+        if x is not None and (mask is None or name == "query"):  # of which Keras takes its own
             mask = layer.mask_of(x)
         if mask is not None:
             given.append(mask.astype("bool").dimshuffle(*order))
