@@ -255,7 +255,7 @@ def _sources(call: Any, layer: str) -> list[Key]:
             if value.get("class_name") == "__keras_tensor__":
                 found.append(_history(value, layer)[0])
             else:
-                pending += reversed(value.values())
+                pending += [value[key] for key in sorted(value, reverse=True)]
     return found
 
 

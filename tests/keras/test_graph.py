@@ -81,9 +81,11 @@ def test_models_inside_models_shared_layers_and_several_ends() -> None:
 
 
 def test_calls_are_in_the_order_in_which_keras_runs_them() -> None:
-    m, x = keras.layers, keras.Input((3,))
+    m, x = keras.layers, keras.Input((2, 3))
     shared, deep = m.Dense(3), m.Dense(3)(m.Dense(3)(x))
+    named = {name: m.Dense(3)(x) for name in ("query", "value", "key")}
     ends = [m.Dense(1)(x), shared(m.Add()([x, deep, m.ReLU()(shared(x))])), m.Dense(2)(deep)]
+    ends.append(m.MultiHeadAttention(1, 2)(**named))
     model = keras.Model.from_config(keras.Model(x, ends).get_config())
     by_depth = model._nodes_by_depth
     expected = [node.operation.name for n in sorted(by_depth, reverse=True) for node in by_depth[n]]
