@@ -124,7 +124,9 @@ def unlock(folder: Path, descriptor: int) -> None:
 @contextlib.contextmanager
 def locked(folder: Path) -> Iterator[None]:
     """Context manager: hold the `lock` of a folder. Raises InputError if another process has it."""
-    if (descriptor := lock(folder)) is None:
+    with explained(folder, "cannot be locked"):
+        descriptor = lock(folder)
+    if descriptor is None:
         raise InputError(f"{folder}: another run is using this folder")
     try:
         yield

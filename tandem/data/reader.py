@@ -293,7 +293,7 @@ class PictureReader:
         except FileNotFoundError:
             self._refuse(file, "the batch file was removed during the run")
         except OSError as error:
-            self._refuse(file, f"found a file that can't be read ({error.strerror})")
+            self._refuse(file, f"found a file that can't be read: {error.strerror}")
 
     def _refuse(self, file: int, what: str) -> NoReturn:
         raise InputError(f"{self.dataset.paths[file]}: {what}") from None

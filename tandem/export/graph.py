@@ -525,7 +525,8 @@ def _divided(graph: OnnxGraph, kind: type, names: Sequence[str], dtype: str) -> 
     """Quotient or rest as NumPy has them, where the quotient is of what the rest leaves over."""
     x, y = names
     rest = graph.add("Mod", names, fmod=1)  # with the sign of x
-    differs = graph.add("Less", [graph.add("Mul", [rest, y]), graph.constant(np.zeros((), dtype))])
+    signs = [graph.add("Sign", [name]) for name in (rest, y)]
+    differs = graph.add("Less", [graph.add("Mul", signs), graph.constant(np.zeros((), dtype))])
     if kind is Mod:
         return graph.add("Where", [differs, graph.add("Add", [rest, y]), rest])
     whole = graph.add("Round", [graph.add("Div", [graph.add("Sub", [x, rest]), y])])

@@ -256,6 +256,17 @@ class KerasNetwork(Network):
         parts = self.split(logits)
         return joined(f(y) if f else y for f, y in zip(applied, parts, strict=True))
 
+    def probabilities(self, logits: "TensorVariable") -> "TensorVariable":
+        """Return predictions, or the softmax or sigmoid of logits that a loss takes for such."""
+        import pytensor.tensor as pt
+
+        found = self.predictions(logits)
+        losses = () if self.objective is None else self.objective.losses
+        if found is not logits or (losses and not losses[0].options.get("from_logits")):
+            return found
+        of_classes = not losses or "categorical" in losses[0].function
+        return super().predictions(logits) if of_classes else pt.sigmoid(logits)
+
     def split(self, rows: "TensorVariable") -> "list[TensorVariable]":
         """Cut (batch, numbers) into the outputs, in Keras's shapes."""
         return _shaped(rows, self.output_shapes)

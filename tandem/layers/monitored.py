@@ -1,6 +1,7 @@
 """The values after each epoch that a rate or the end of training may follow from."""
 
 import math
+import re
 from collections.abc import Iterable, Mapping, Sequence
 
 from tandem.errors import InputError
@@ -10,7 +11,7 @@ from tandem.validation import suggestion
 History = Sequence[Mapping[str, float]]
 """Values by name after each whole epoch; a name is missing where it was not measured."""
 
-_RISING = ("acc", "accuracy", "auc", "precision", "recall", "f1_score", "iou")
+_RISING = ("acc", "accuracy", "auc", "precision", "recall", "f1", "f1_score", "iou", "io_u")
 
 ERRORS = ("validation_loss", "top1_error", "top5_error")
 
@@ -19,7 +20,7 @@ def is_higher_better(name: str) -> bool:
     """Return whether a monitored value is to rise."""
     if (metric := find_metric(name)) is not None:
         return metric.higher_is_better
-    return name.endswith(_RISING)  # of Keras's, or of one's own
+    return re.sub(r"_\d+$", "", name).endswith(_RISING)  # of Keras's, or of one's own
 
 
 def values_of(name: str, history: History) -> list[float]:

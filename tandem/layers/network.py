@@ -228,6 +228,10 @@ class Network(ABC):
 
         return pt.special.softmax(logits, axis=1)
 
+    def probabilities(self, logits: "TensorVariable") -> "TensorVariable":
+        """Predict probabilities, which reports show and crops average: by default `predictions`."""
+        return self.predictions(logits)
+
     @property
     def takes_total(self) -> bool:
         """Return whether `cost` has a fourth argument, `total`: the rows of the whole step.

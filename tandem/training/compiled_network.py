@@ -195,16 +195,15 @@ class CompiledNetwork:
         return self.variables.scores.get_value()
 
     def read_predictions(self) -> np.ndarray:
-        """What the network predicts of the last minibatch that was validated, float64."""
+        """Probabilities that the network predicts of the last minibatch validated, float64."""
         predictions: np.ndarray = self._predict(self.read_scores().astype(np.float64))
         return predictions
 
     @cached_property
     def _predict(self) -> Callable[[np.ndarray], Any]:
         logits = pt.matrix("logits", dtype="float64")
-        return pytensor.function(
-            [logits], self._network.predictions(logits), mode=device_mode("cpu")
-        )
+        mode = device_mode("cpu", precision=self._config.precision)  # TF32 is set for a process
+        return pytensor.function([logits], self._network.probabilities(logits), mode=mode)
 
     def read_probabilities(self) -> np.ndarray:
         """Probabilities averaged over the crops of the last minibatch, float64 (row, class)."""

@@ -106,7 +106,7 @@ class NetworkGraphs:
         crop = pt.tensor("crop", dtype="int64", shape=())
         before = self._rows_of_all(own.probabilities)
         # In float64, in which the logarithm of an improbable class is finite.
-        likely = self._network.predictions(logits.astype("float64"))
+        likely = self._network.probabilities(logits.astype("float64"))
         sums = pt.switch(pt.eq(crop, 0), likely, before + likely)
         labels, valid = minibatch.tensors["labels"], minibatch.tensors["valid"]
         losses = -pt.log(sums[pt.arange(labels.type.shape[0]), labels] / np.float64(CROPS))

@@ -84,11 +84,12 @@ class TracedBuilder:
 
     def fill(self, slot: "Slot", request: "MinibatchRequest") -> None:
         """Read a minibatch, see `MinibatchBuilder.fill`. One of training is a step of the trace."""
-        place = request.epoch, request.minibatch
-        if request.mode == "train" and place != self._place:  # and no further pass of its step
+        place = (request.epoch, request.minibatch) if request.mode == "train" else None
+        if place != self._place:  # and no further pass of its step
             if self._place is not None:
                 written(self._recorder.end_step, self._recorder.path)
-            self._recorder.begin_step()
+            if place is not None:
+                self._recorder.begin_step()
             self._place = place
         self._fill(slot, request)
 
@@ -258,7 +259,7 @@ def written(write: Callable[[], None], path: Path) -> bool:
     try:
         write()
     except OSError as error:
-        log.warning("%s: the trace cannot be written (%s)", path, error.strerror)
+        log.warning("%s: the trace cannot be written: %s", path, error.strerror)
         return False
     return True
 

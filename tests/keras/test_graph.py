@@ -10,6 +10,7 @@ import numpy as np
 import pytensor
 import pytensor.tensor as pt
 import pytest
+import scipy.special
 import torch
 
 from tandem.errors import InputError
@@ -109,6 +110,28 @@ def test_logits_are_those_before_the_activation_of_outputs(output: Any) -> None:
     assert [bool(is_other[n]) for n in (0, 4, 8)] == [
         output == own for own in ("sigmoid", "sigmoid", "softmax")
     ]
+
+
+@pytest.mark.parametrize(
+    ("function", "from_logits", "expected"),
+    [
+        ("sparse_categorical_crossentropy", True, scipy.special.softmax),
+        ("binary_crossentropy", True, lambda x, axis: scipy.special.expit(x)),
+        ("sparse_categorical_crossentropy", False, lambda x, axis: x),
+        (None, False, scipy.special.softmax),
+    ],
+)
+def test_probabilities_are_of_logits_as_the_loss_takes_them(
+    function: str | None, from_logits: bool, expected: Any
+) -> None:
+    x = keras.Input((3,))
+    loss = {"name": "loss", "function": function, "options": {"from_logits": from_logits}}
+    objective = None if function is None else {"losses": [loss]}
+    network = network_of(keras.Model(x, keras.layers.Dense(4)(x)), objective=objective)
+    values = np.random.default_rng(0).normal(size=(5, 4))
+    logits = pt.dmatrix("logits")
+    found = pytensor.function([logits], network.probabilities(logits), mode=DEVICE)(values)
+    np.testing.assert_allclose(found, expected(values, axis=1), rtol=1e-12)
 
 
 def test_layers_that_are_not_trained_are_known() -> None:

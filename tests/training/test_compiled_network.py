@@ -10,9 +10,11 @@ import numpy as np
 import pytensor
 import pytensor.tensor as pt
 import pytest
+import torch
 
 from alex_net import AlexNet
 from tandem.artifacts.metrics import Sums
+from tandem.backend.precision import set_tf32
 from tandem.config.schema import Config
 from tandem.errors import InputError
 from tandem.layers.checks import choose_loss
@@ -103,6 +105,18 @@ def test_what_a_network_predicts_is_what_is_averaged_and_shown(
     for crop in range(CROPS):
         model.validate_crop(slot, crop)
     np.testing.assert_allclose(model.read_probabilities(), expected, rtol=1e-12)
+
+
+def test_showing_predictions_leaves_tf32_to_the_run() -> None:
+    model = build()
+    model._config = model._config.model_copy(update={"precision": "tf32"})
+    model.validate(slot_of(3, 1))
+    set_tf32(True)
+    try:
+        assert model.read_predictions().shape == (BATCH, CLASSES)
+        assert torch.backends.cuda.matmul.allow_tf32
+    finally:
+        set_tf32(False)
 
 
 def test_crops_are_averaged_before_they_are_judged() -> None:

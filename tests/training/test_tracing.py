@@ -198,7 +198,7 @@ def test_a_trace_that_cannot_be_written_ends_no_run(
     trainer = trained(spec(tmp_path / "run"), monkeypatch)
     assert trainer.state.step == STEPS
     assert trainer.notices == []
-    assert "run/trace-0.json: the trace cannot be written (Not a directory)" in caplog.text
+    assert "run/trace-0.json: the trace cannot be written: Not a directory" in caplog.text
 
 
 # Loaders
