@@ -6,7 +6,7 @@ from dataclasses import asdict
 from statistics import fmean
 from typing import Any
 
-from pydantic_core import to_jsonable_python
+from pydantic import TypeAdapter
 
 from tandem.artifacts.epochs import epochs_of, logs_of
 from tandem.artifacts.metrics_log import TrainRecord, ValidationRecord, read_records
@@ -72,7 +72,8 @@ class Callbacks:
         for name, kind in zip(names, find_callbacks(names), strict=True):
             self._each.append((name, self._safely(name, "__init__", kind)))
         self._ended = epochs_done(spec)
-        self._call("on_train_begin", to_jsonable_python(dict(spec.config)))
+        settings = TypeAdapter(dict[str, Any]).dump_python(dict(spec.config), mode="json")
+        self._call("on_train_begin", settings)
         return self._failed()
 
     def end_missed(self, spec: RunSpec) -> Outcome | None:

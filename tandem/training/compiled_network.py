@@ -4,17 +4,13 @@ Importing this module imports PyTensor and PyTorch: only a trainer process does.
 """
 
 from collections.abc import Callable, Mapping
-from functools import cached_property, partial
+from functools import partial
 from types import MappingProxyType
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-import pytensor
-import pytensor.tensor as pt
 
 from tandem.artifacts.metrics import Sums
-from tandem.backend import device_mode
 from tandem.backend.channel import Channel
 from tandem.config.schema import Config
 from tandem.layers import Network
@@ -71,7 +67,7 @@ class CompiledNetwork:
         division: Division | None = None,
         channel: Channel | None = None,
     ) -> None:
-        self._config, self._network, self._takes_total = config, network, network.takes_total
+        self._config, self._takes_total = config, network.takes_total
         choose_loss(network, LOSSES.chosen(dict(config)))
         metrics = metrics_of(config.metrics)
         self.variables = NetworkVariables(network, config, mean, memory, metrics, division)
@@ -196,14 +192,8 @@ class CompiledNetwork:
 
     def read_predictions(self) -> np.ndarray:
         """Probabilities that the network predicts of the last minibatch validated, float64."""
-        predictions: np.ndarray = self._predict(self.read_scores().astype(np.float64))
+        predictions: np.ndarray = self.graphs.predict(self.read_scores().astype(np.float64))
         return predictions
-
-    @cached_property
-    def _predict(self) -> Callable[[np.ndarray], Any]:
-        logits = pt.matrix("logits", dtype="float64")
-        mode = device_mode("cpu", precision=self._config.precision)  # TF32 is set for a process
-        return pytensor.function([logits], self._network.probabilities(logits), mode=mode)
 
     def read_probabilities(self) -> np.ndarray:
         """Probabilities averaged over the crops of the last minibatch, float64 (row, class)."""

@@ -1,13 +1,15 @@
 """The graphs of a trainer's functions, over its variables."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import cached_property
 from typing import Any
 
 import numpy as np
+import pytensor
 import pytensor.tensor as pt
 from pytensor.tensor.variable import TensorVariable
 
-from tandem.backend import DeviceSharedVariable
+from tandem.backend import DeviceSharedVariable, device_mode
 from tandem.config.schema import Config
 from tandem.data.augment import Mode
 from tandem.layers import Network, mean_over_valid
@@ -124,6 +126,15 @@ class NetworkGraphs:
         updates += added(own.sums["validation"], counted)
         updates.append((own.probabilities, total))
         return self._function(minibatch, updates, {"crop": crop})
+
+    @cached_property
+    def predict(self) -> Callable[[np.ndarray], Any]:
+        """The function from outputs, float64 (row, class), to what the network predicts."""
+        logits = pt.matrix("logits", dtype="float64")
+        # TF32 is a setting of the process, and so the run's here too.
+        precision: Any = "tf32" if self._config.precision == "tf32" else "float32"
+        mode = device_mode("cpu", precision=precision)
+        return pytensor.function([logits], self._network.probabilities(logits), mode=mode)
 
     def update_numbers(self, learning_rate: float, updates: int) -> dict[str, np.ndarray]:
         """The rate and the optimizer's numbers, as an update takes them."""

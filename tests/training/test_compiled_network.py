@@ -109,8 +109,8 @@ def test_what_a_network_predicts_is_what_is_averaged_and_shown(
 
 def test_showing_predictions_leaves_tf32_to_the_run() -> None:
     model = build()
-    model._config = model._config.model_copy(update={"precision": "tf32"})
     model.validate(slot_of(3, 1))
+    model.graphs._config = model.graphs._config.model_copy(update={"precision": "tf32"})
     set_tf32(True)
     try:
         assert model.read_predictions().shape == (BATCH, CLASSES)

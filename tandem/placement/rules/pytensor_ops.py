@@ -325,8 +325,9 @@ def _(op: IncSubtensor, node: Apply, ranks: int) -> list[OpStrategy]:
 
 def _is_range(variable: Variable, length: int | None) -> bool:
     """Test if a variable is ``arange(length)``, which the partitioner has made a constant."""
-    is_numbers = isinstance(variable, Constant) and variable.type.dtype != "bool"
-    return is_numbers and np.array_equal(variable.data, np.arange(length or 0))
+    if not isinstance(variable, Constant) or variable.type.dtype == "bool":
+        return False
+    return np.array_equal(variable.data, np.arange(length or 0))
 
 
 def _counted(x: Variable) -> Variable:
