@@ -91,6 +91,7 @@ def of(dtype: str, *values: float) -> np.ndarray:
     return np.array(values, dtype)
 
 
+@pytest.mark.filterwarnings("ignore:Numba function argsort")
 @pytest.mark.parametrize(
     ("build", "values"),
     [
