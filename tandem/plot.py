@@ -75,13 +75,6 @@ class Run:
         return max(1, min(firsts, default=1)) - 1
 
     @property
-    def steps_per_epoch(self) -> float | None:
-        """Mean steps per epoch; None before the first validation."""
-        last = self.validation[-1] if self.validation else None
-        epochs = last.epoch - self.earlier_epochs if last else 0
-        return last.step / epochs if last and epochs and last.step else None
-
-    @property
     def seconds(self) -> Values:
         """(training record, computing or waiting or exchanging), of trainer 0."""
         parts = [(r.compute_seconds, r.load_wait_seconds, r.exchange_seconds) for r in self.train]
@@ -275,7 +268,7 @@ def draw(runs: Sequence[Run]) -> Any:
         # Not pyplot's: that would need a window system and keep the figure.
         figure: Any = Figure(figsize=(11, 9), layout="constrained")
         curves, below = figure.subfigures(2, 1, height_ratios=(5.6, 3.0))
-        in_epochs = all(run.steps_per_epoch for run in runs)
+        in_epochs = all(run.validation and run.validation[-1].step for run in runs)
         panels = [
             Panel(axis, in_epochs) for axis in curves.subplots(2, 2, height_ratios=(3.2, 2)).flat
         ]

@@ -17,7 +17,7 @@ from unicodedata import category
 import numpy as np
 import yaml
 
-from tandem.errors import InputError
+from tandem.errors import InputError, explained
 
 if TYPE_CHECKING:
     from pydantic import ValidationError
@@ -231,9 +231,8 @@ def one_line(error: BaseException) -> str:
 
 def _read(parse: Any, path: Path, content: str | bytes | None) -> Any:
     try:
-        return parse(path.read_bytes() if content is None else content)
-    except OSError as error:
-        raise InputError(f"{path}: cannot be read: {error.strerror}") from error
+        with explained(path, "cannot be read"):
+            return parse(path.read_bytes() if content is None else content)
     except ValueError as error:
         raise InputError(f"{path}: {error}") from error
 

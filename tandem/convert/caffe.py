@@ -28,7 +28,7 @@ import numpy as np
 
 from tandem.convert.wire import Message
 from tandem.data.safe_io import read_bytes
-from tandem.errors import InputError
+from tandem.errors import InputError, explained
 from tandem.layers import NORM_ALPHA, NORM_BETA, NORM_K, NORM_SIZE
 
 _MOST_BYTES = 1 << 30  # AlexNet needs a quarter
@@ -118,9 +118,8 @@ def read_mean_proto(path: Path) -> np.ndarray:
 def naming(path: Path) -> Iterator[None]:
     """Turn errors about a file into an `InputError` that names it."""
     try:
-        yield
-    except OSError as error:
-        raise InputError(f"{path}: cannot be read: {error.strerror}") from error
+        with explained(path, "cannot be read"):
+            yield
     except ValueError as error:
         raise InputError(
             f"{path}: cannot be converted; expected a whole file of Caffe: {error}"

@@ -1,6 +1,7 @@
 """Runs of Keras's models by our processes against Keras's own `fit`."""
 
 import warnings
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -9,10 +10,10 @@ import pytest
 
 import tandem.keras
 from tandem.__main__ import run_verb
-from tandem.artifacts.checkpoint import read_checkpoint
+from tandem.artifacts.checkpoint import read_checkpoint, read_header
 from tandem.artifacts.metrics_log import ValidationRecord, read_records
 from tandem.artifacts.run_folder import RECORD, list_checkpoints
-from tandem.data.manifest import read_any_manifest
+from tandem.data.manifest import read_any_manifest, read_manifest, write_manifest
 from tandem.errors import InputError
 from tandem.memory import RowType
 from tests.support.keras_models import keras
@@ -454,6 +455,8 @@ def test_prepared_pictures_are_trained_on_and_cropped(tmp_path: Path) -> None:
 
     layers = keras.layers
     data = prepare(tmp_path / "data", train=12, image_size=10)
+    manifest = replace(read_manifest(data), resize="shorter_side", pad=1)
+    write_manifest(data / "manifest.json", manifest)
     model = keras.Sequential(
         [keras.Input((8, 8, 3)), layers.Flatten(), layers.Dense(3, activation="softmax")]
     )
@@ -463,6 +466,9 @@ def test_prepared_pictures_are_trained_on_and_cropped(tmp_path: Path) -> None:
     twice = clone(model)
     history = model.fit(batch_size=4, verbose=0).history
     assert [*history] == ["accuracy", "loss", "val_accuracy", "val_loss"]
+    for checkpoint in list_checkpoints(tmp_path / "run"):  # also the one before the first epoch
+        network = read_header(checkpoint).network
+        assert (network.resize, network.pad) == ("shorter_side", 1)
     twice.optimizer.learning_rate = float(model.optimizer.learning_rate) / 2
     tandem.keras.distribute(twice, ["cpu"], tmp_path / "twice", **given)
     weighed = twice.fit(batch_size=4, verbose=0, class_weight=dict.fromkeys(range(3), 2.0)).history
