@@ -52,14 +52,6 @@ def test_the_number_of_trainers_does_not_change_what_is_computed(
     assert_close(run, alone, 1e-9)
 
 
-@slow
-def test_nor_does_it_where_they_divide_fully_connected_layers(
-    data: Path, alone: Path, tmp_path: Path
-) -> None:
-    changes = {**DOUBLE, "batch_size": 3, "devices": ["cpu"] * 2, "fully_connected": "sharded"}
-    assert_close(train(data, tmp_path / "run", **changes, check_every=1), alone, 1e-9)
-
-
 OPTIMIZERS = ["rmsprop", "adam", "adamw", "nadam"]
 
 

@@ -15,7 +15,7 @@ from pytensor.tensor.sharedvar import TensorSharedVariable
 from tandem.backend import device_shared
 from tandem.backend.lowering import updates
 from tandem.ops import adam_step, momentum_step
-from tests.support.check_function import DEVICE, VIEWS_AND_EXPRESSIONS
+from tests.support.check_function import DEVICE
 
 START = np.arange(6.0).reshape(2, 3)
 OTHER = START + 10
@@ -259,29 +259,6 @@ def test_copies_with_a_swapped_variable_and_without_updates() -> None:
     np.testing.assert_array_equal(a.get_value(), START * 3)
     look = step.copy(delete_updates=True)
     assert look() == look() == 3 * START.sum()
-
-
-def test_random_walk_of_updates_equals_pytensor() -> None:
-    """Many variables, updates that are expressions or views of each other, step by step."""
-    rng = np.random.default_rng(0)
-    values = [rng.normal(size=(3, 3)) for _ in range(5)]
-    expected = [pytensor.shared(value.copy(), shape=(3, 3)) for value in values]
-    found = [device_shared(value) for value in values]
-    forms = VIEWS_AND_EXPRESSIONS
-    for _ in range(25):
-        spec = [
-            (forms[rng.integers(len(forms))], rng.integers(5), rng.integers(5)) for _ in range(5)
-        ]
-        outcomes = []
-        for variables, mode in ((expected, "FAST_COMPILE"), (found, DEVICE)):
-            new = [form(variables[i], variables[j]) for form, i, j in spec[:3]]
-            new += [form(new[i % 3], variables[j]) for form, i, j in spec[3:]]
-            updates = list(zip(variables, new, strict=True))
-            outcomes.append(pytensor.function([], [*variables, *new], updates=updates, mode=mode)())
-        for one, other in zip(*outcomes, strict=True):
-            np.testing.assert_allclose(other, one, rtol=1e-12)
-        for one, other in zip(expected, found, strict=True):
-            np.testing.assert_allclose(other.get_value(), one.get_value(), rtol=1e-12)
 
 
 LAYOUTS: dict[str, Callable[[np.ndarray], np.ndarray]] = {

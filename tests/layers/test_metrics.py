@@ -9,15 +9,9 @@ import pytest
 from tandem.config.schema import make_config
 from tandem.errors import InputError
 from tandem.layers.choices import METRIC_NAMES, evaluate_metrics, find_metric, metrics_of
-from tests.support.op_checks import evaluate, plain_python
+from tests.support.op_checks import evaluate
 
 CLASSES = 5
-
-
-@pytest.fixture(autouse=True)
-def _plain_python():
-    with plain_python():
-        yield
 
 
 def sums_of(names: tuple[str, ...], outputs: np.ndarray, labels: np.ndarray, valid: int) -> Any:

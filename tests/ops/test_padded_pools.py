@@ -21,7 +21,11 @@ from tests.support.op_checks import check_gradient, check_shapes, evaluate
 
 # images, size, stride, pad, ceil
 CASES = [
+    pytest.param((1, 1, 1, 1), 1, 1, 0, False, id="one-pixel"),
     pytest.param((2, 3, 7, 5), 3, 2, 0, False, id="plain"),
+    pytest.param((1, 2, 8, 6), 3, 2, 0, False, id="pixels-left-over"),
+    pytest.param((2, 2, 6, 6), 2, 2, 0, False, id="side-by-side"),
+    pytest.param((1, 2, 7, 8), 2, 3, 0, False, id="pixels-between"),
     pytest.param((2, 2, 8, 7), 3, 2, 1, False, id="pad"),
     pytest.param((1, 2, 8, 6), 3, 2, 0, True, id="over-the-edge"),
     pytest.param((1, 2, 6, 7), 3, 2, 1, True, id="pad-over-the-edge"),
@@ -121,6 +125,7 @@ def test_gradients_and_shapes_agree_with_finite_differences_and_values(
     x, options = distinct(shape), (size, stride, pad, ceil)
     y, argmax = evaluate(MaxPool2d(*options), x)
     check_gradient(lambda x: max_pool2d(x, *options), x)
+    check_gradient(lambda g: MaxPool2dGrad(*options)(x, argmax, g), y)
     check_shapes(MaxPool2d(*options), x)
     check_shapes(MaxPool2dGrad(*options), x, argmax, y)
     for count_pad in (False, True):

@@ -424,12 +424,6 @@ def test_a_folder_that_is_not_writable(out: Path, refusal: Refusal) -> None:
     assert "not writable" in refusal()
 
 
-def test_a_folder_that_cannot_be_made(out: Path, refusal: Refusal) -> None:
-    out.write_bytes(b"a file")
-    assert f"{out}: the folder cannot be made" in refusal()
-    assert out.read_bytes() == b"a file"
-
-
 def test_bad_input_leaves_nothing_behind(pictures: Pictures, out: Path, refusal: Refusal) -> None:
     pictures.write("val", {"n77": 1})
     assert "found class n77" in refusal()

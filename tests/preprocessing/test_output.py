@@ -24,6 +24,7 @@ def test_output_is_checked_before_pictures_are_listed(
     file.write_bytes(b"precious")
     error = refusal(option, str(file / below))
     assert f"{file / below}: the folder cannot be made: {file} is no folder" in error
+    assert file.read_bytes() == b"precious"
     assert not out.exists()
 
 

@@ -5,10 +5,8 @@ from typing import Any
 
 import numpy as np
 import pytensor
-import pytensor.tensor as pt
 import torch
 from pytensor.compile.mode import Mode
-from pytensor.compile.ops import deep_copy_op
 from pytensor.graph.basic import Variable
 
 from tandem.backend import DeviceLinker, device_mode
@@ -19,20 +17,6 @@ PYTHON = Mode(linker="py", optimizer=None)
 DEVICE = device_mode("cpu")
 PLAIN_DEVICE = Mode(DeviceLinker(torch.device("cpu")), optimizer=None)
 """The device without rewrites: every node of the graph is lowered as it was built."""
-
-
-VIEWS_AND_EXPRESSIONS: list[Callable[[Any, Any], Any]] = [
-    lambda p, q: p,
-    lambda p, q: q.T,
-    lambda p, q: p + q,
-    lambda p, q: p[::-1],
-    lambda p, q: pt.alloc(p[0], 3, 3),
-    lambda p, q: pt.tanh(p * q) - q,
-    lambda p, q: deep_copy_op(p),
-    lambda p, q: pt.set_subtensor(p[:], q),
-    lambda p, q: pt.inc_subtensor(p[1], q[2]),
-]
-"""What a (3, 3) variable may be updated with: views, copies and expressions of two of them."""
 
 
 def assert_same(got: Any, expected: Any, what: str = "") -> None:
