@@ -27,13 +27,16 @@ from tandem.layers.network import ALEXNET, FullyConnected
 from tandem.processes.heartbeat import PATIENCE_SECONDS
 from tests.support.runs import assert_same_bits
 from tests.support.tiny import (
+    count_steps,
     find_process,
     group_members,
+    is_gone,
     is_helper,
     read_record,
     settings,
     shared_memory,
     start_program,
+    wait_until,
 )
 
 TIMEOUT = 3.0  # peer_timeout_seconds
@@ -94,11 +97,12 @@ def send_all(number: signal.Signals) -> Callable[[subprocess.Popen[str]], None]:
 def stop_launcher(launcher: subprocess.Popen[str]) -> None:
     """Stop it alone; the others end by themselves, and it notices when it continues."""
     kill(launcher.pid, signal.SIGSTOP)
-    deadline = time.monotonic() + TIMEOUT + PATIENCE_SECONDS + GONE_SECONDS
-    while [pid for pid in group_members(launcher.pid) if not is_helper(pid)] != [launcher.pid]:
-        if time.monotonic() > deadline:
-            raise Broken(f"{group_members(launcher.pid)} outlive a launcher that is stopped")
-        time.sleep(0.1)
+
+    def is_alone() -> bool:
+        return [p for p in group_members(launcher.pid) if not is_helper(p)] == [launcher.pid]
+
+    if not wait_until(is_alone, TIMEOUT + PATIENCE_SECONDS + GONE_SECONDS):
+        raise Broken(f"{group_members(launcher.pid)} outlive a launcher that is stopped")
     kill(launcher.pid, signal.SIGCONT)
 
 
@@ -187,19 +191,15 @@ class Soak:
             time.sleep(seconds)
             return f"{seconds:.1f} s after the start"
         wanted, deadline = self.random.randint(1, self.lines), time.monotonic() + START_SECONDS
-        begin = self._recorded()
-        while self._recorded() < begin + wanted and process.poll() is None:
+        begin = count_steps(self.run)
+        while count_steps(self.run) < begin + wanted and process.poll() is None:
             if time.monotonic() > deadline:
                 raise Broken("a run was started again and made no progress")
             # A resumed run drops the lines beyond its checkpoint.
-            begin = min(begin, self._recorded())
+            begin = min(begin, count_steps(self.run))
             time.sleep(0.02)
         time.sleep(self.random.uniform(0, 0.3))
         return f"after {wanted} lines"
-
-    def _recorded(self) -> int:
-        record = self.run / "record.jsonl"
-        return record.read_bytes().count(b"\n") if record.exists() else 0
 
     def _strike(self, fault: Fault, process: subprocess.Popen[str]) -> bool:
         """Strike; if the victim has not started yet or has ended, end the run instead."""
@@ -216,12 +216,10 @@ class Soak:
             killpg(process.pid, signal.SIGKILL)
 
     def _check_nothing_left(self, fault: Fault, group: int, shared: set[str]) -> None:
-        deadline = time.monotonic() + GONE_SECONDS
-        while left := group_members(group):
-            if time.monotonic() > deadline:
-                killpg(group, signal.SIGKILL)
-                raise Broken(f"{fault.name}: processes {left} are left")
-            time.sleep(0.05)
+        if not is_gone(group, GONE_SECONDS):
+            left = group_members(group)
+            killpg(group, signal.SIGKILL)
+            raise Broken(f"{fault.name}: processes {left} are left")
         if partial := [path.name for path in self.run.glob(".*.partial*")]:
             raise Broken(f"{fault.name}: {partial} are left in {self.run}")
         if names := shared_memory() - shared:

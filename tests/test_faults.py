@@ -20,6 +20,7 @@ from tandem.artifacts.run_lock import locked
 from tandem.data.order import epoch_order
 from tandem.errors import InputError
 from tests.support.broken_network import PICTURE
+from tests.support.disks import mounted
 from tests.support.runs import (
     RunningJob,
     assert_same_bits,
@@ -35,6 +36,7 @@ from tests.support.tiny import (
     read_record,
     run_program,
     settings,
+    wait_until,
     without_times,
 )
 
@@ -148,10 +150,7 @@ def test_a_launcher_that_was_stopped_reports_it_when_it_continues(
     job = RunningJob(data, tmp_path / "run", **TIMEOUT)
     job.signal(signal.SIGSTOP)
     trainers = {job.find(f"trainer {rank}") for rank in (0, 1)}
-    deadline = time.monotonic() + 30
-    while trainers & set(group_members(job.pid)):
-        assert time.monotonic() < deadline
-        time.sleep(0.1)
+    assert wait_until(lambda: not trainers & set(group_members(job.pid)), 30)
     job.signal(signal.SIGCONT)
     assert "ended because this program gave no sign of life" in job.end(1)
 
@@ -427,16 +426,8 @@ def test_a_rollback_is_remembered_by_the_checkpoint(data: Path, tmp_path: Path) 
 
 @pytest.fixture
 def small_disk(tmp_path: Path) -> Iterator[Path]:
-    """A file system of 2 MiB."""
-    folder = tmp_path / "disk"
-    folder.mkdir()
-    mount = ["mount", "-t", "tmpfs", "-o", "size=2m", "tandem-test", str(folder)]
-    if shutil.which("mount") is None or subprocess.run(mount, capture_output=True).returncode:
-        pytest.skip("this user may not mount a file system")
-    try:
+    with mounted(tmp_path / "disk", "2m") as folder:
         yield folder
-    finally:
-        subprocess.run(["umount", "--lazy", str(folder)], check=True)
 
 
 @pytest.mark.slow

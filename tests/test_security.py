@@ -12,7 +12,6 @@ import shutil
 import signal
 import socket
 import stat
-import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -588,15 +587,6 @@ def test_the_search_finds_sockets(tmp_path: Path) -> None:
             assert reachable([os.getpid()])
 
 
-def wait_for_record(run: Path, process: Any, lines: int) -> None:
-    deadline = time.monotonic() + 120
-    record = run / "record.jsonl"
-    while not record.exists() or record.read_text().count("\n") < lines:
-        assert process.poll() is None, process.stderr.read()
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
-
-
 @pytest.mark.slow
 @needs_proc
 def test_a_run_can_be_reached_by_nobody(data: Path, tmp_path: Path, monkeypatch) -> None:
@@ -609,7 +599,7 @@ def test_a_run_can_be_reached_by_nobody(data: Path, tmp_path: Path, monkeypatch)
     changes = {"devices": ["cpu", "cpu"], "para_load": True, "compile": False, "n_epochs": 10_000}
     process = tiny.start_program("train.py", settings(data, run, **changes))
     try:
-        wait_for_record(run, process, 20)
+        tiny.wait_for_steps(run, process, 20, seconds=120)
         members = tiny.group_members(process.pid)
         assert len(members) >= 5, "a launcher, two trainers and two loaders"
         (folder,) = temporary.iterdir()

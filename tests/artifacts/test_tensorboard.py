@@ -2,8 +2,6 @@
 
 import io
 import math
-import shutil
-import subprocess
 import threading
 from collections.abc import Iterator
 from dataclasses import replace
@@ -20,6 +18,7 @@ from tandem.artifacts.metrics_log import NotFiniteRecord, TrainRecord, Validatio
 from tandem.artifacts.tensorboard import EventLog
 from tandem.artifacts.visualize import filter_grid
 from tandem.layers.network import NetworkDescription
+from tests.support.disks import mounted
 from tests.support.lazily import Lazily
 
 event_accumulator = Lazily("tensorboard.backend.event_processing.event_accumulator")
@@ -190,14 +189,8 @@ def test_a_fault_is_told_once_and_ends_nothing_else(tmp_path: Path) -> None:
 
 @pytest.fixture
 def small_disk(tmp_path: Path) -> Iterator[Path]:
-    """A file system of 64 KiB."""
-    mount = ["mount", "-t", "tmpfs", "-o", "size=64k", "tandem-test", str(tmp_path)]
-    if shutil.which("mount") is None or subprocess.run(mount, capture_output=True).returncode:
-        pytest.skip("this user may not mount a file system")
-    try:
-        yield tmp_path
-    finally:
-        subprocess.run(["umount", "--lazy", str(tmp_path)], check=True)
+    with mounted(tmp_path / "disk", "64k") as folder:
+        yield folder
 
 
 def test_a_full_disk_is_told_once_and_what_was_written_can_be_read(small_disk: Path) -> None:

@@ -4,12 +4,11 @@ import signal
 import subprocess
 import sys
 import tempfile
-import time
 
 import pytest
 
 from benchmarks.team import program
-from tests.support.tiny import state_of
+from tests.support.tiny import state_of, wait_until
 
 SLEEP = [sys.executable, "-c", "import time; time.sleep(60)"]
 STARTER = f"""
@@ -37,7 +36,4 @@ def test_a_program_ends_with_a_benchmark_that_is_killed() -> None:
         assert benchmark.stdout is not None
         started = int(benchmark.stdout.readline())
         benchmark.kill()
-    deadline = time.monotonic() + 10
-    while state_of(started) != "Z":
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
+    assert wait_until(lambda: state_of(started) == "Z", 10)

@@ -13,6 +13,7 @@ import pytest
 from tandem.data.reader import PictureReader
 from tandem.errors import InputError
 from tests.support.coded_pictures import SIZE, coded_picture, label_of, write_coded
+from tests.support.tiny import open_files
 
 COUNTS = (4, 4, 4, 1)
 PICTURE = SIZE * SIZE * 3
@@ -21,10 +22,6 @@ ORDERS = [range(13), [12, 0, 5, 6, 7, 8, 3, 4], [2, 2, 1, 0], [11], []]
 
 def new_rows(count: int) -> np.ndarray:
     return np.empty((count, SIZE, SIZE, 3), np.uint8)
-
-
-def open_descriptors() -> int:
-    return len(list(Path("/proc/self/fd").iterdir()))
 
 
 def check_pictures(reader: PictureReader, order: list[int]) -> None:
@@ -110,15 +107,15 @@ def test_more_neighbours_than_one_call_takes(tmp_path: Path, monkeypatch) -> Non
 def test_open_files_are_bounded_and_those_used_last_stay(tmp_path: Path) -> None:
     dataset = write_coded(tmp_path, (1,) * 20)
     reader = PictureReader(dataset, max_open=3)
-    before = open_descriptors()
+    before = open_files()
     reader.read(np.arange(20), new_rows(20))
     reader.read([17], new_rows(1))
     reader.read([2], new_rows(1))
     kept = {str(Path(f"/proc/self/fd/{d}").readlink()) for d in reader._files.descriptors}
     assert kept == {dataset.paths[2], dataset.paths[17], dataset.paths[19]}
-    assert open_descriptors() == before + 3
+    assert open_files() == before + 3
     reader.close()
-    assert open_descriptors() == before
+    assert open_files() == before
     check_pictures(reader, [3])
     reader.close()
 
@@ -167,7 +164,7 @@ def test_no_thread_closes_a_file_from_which_another_reads(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, few_bytes: None
 ) -> None:
     """One file may stay open, and each thread has opened its own before any of them reads."""
-    meeting, preadv, before = threading.Barrier(4, timeout=5), os.preadv, open_descriptors()
+    meeting, preadv, before = threading.Barrier(4, timeout=5), os.preadv, open_files()
 
     def late(descriptor: int, views: list[memoryview], offset: int) -> int:
         meeting.wait()
@@ -177,8 +174,8 @@ def test_no_thread_closes_a_file_from_which_another_reads(
     with PictureReader(dataset, max_open=1, threads=4) as reader:
         monkeypatch.setattr(os, "preadv", late)
         check_pictures(reader, [3, 1, 0, 2])
-        assert open_descriptors() == before + 1
-    assert open_descriptors() == before
+        assert open_files() == before + 1
+    assert open_files() == before
 
 
 @pytest.mark.parametrize("threads", [2, 4])

@@ -1,7 +1,6 @@
 """Buckets of gradients, and the thread that averages them."""
 
 import threading
-import time
 from collections.abc import Sequence
 
 import numpy as np
@@ -10,6 +9,7 @@ import pytest
 from tandem.distributed.allreduce import AllReduce
 from tandem.distributed.buckets import Bucket, BucketedGradients, divide
 from tandem.distributed.rank_vector import HostVector
+from tests.support.tiny import wait_until
 
 OFFSETS, SIZE = {"a": 0, "b": 10, "c": 20, "d": 60}, 64
 
@@ -69,9 +69,7 @@ def test_a_bucket_goes_while_others_are_being_computed() -> None:
     exchange.before_gradients([1.0])
     exchange.on_gradient_ready("d")
     exchange.on_gradient_ready("c")
-    deadline = time.monotonic() + 10
-    while not calls and time.monotonic() < deadline:
-        time.sleep(0.01)
+    wait_until(lambda: calls, 10)
     assert calls == ["later"]
     np.testing.assert_array_equal(vector, [1] * 20 + [2] * 44)
     exchange.on_gradient_ready("b")

@@ -3,13 +3,19 @@
 import os
 import re
 import signal
-import time
 from pathlib import Path
 
 import pytest
 import torch
 
-from tests.support.tiny import find_process, is_gone, settings, start_program, wait_for_steps
+from tests.support.tiny import (
+    find_process,
+    is_gone,
+    settings,
+    start_program,
+    wait_for_steps,
+    wait_until,
+)
 
 pytestmark = [pytest.mark.gpu, pytest.mark.timeout(120)]
 
@@ -41,7 +47,6 @@ def test_a_killed_process_leaves_no_process_and_no_memory(
     assert process.returncode == (-signal.SIGKILL if victim == "launcher" else 1)
     assert victim == "launcher" or re.search(f"{victim}: was killed by SIGKILL", errors), errors
     assert is_gone(process.pid, seconds=15)
-    deadline = time.monotonic() + 15
-    while free_memory() < before - (64 << 20):  # what other programs take meanwhile
-        assert time.monotonic() < deadline, f"{before - free_memory()} bytes are left"
-        time.sleep(0.2)
+    allowed = 64 << 20  # what other programs take meanwhile
+    is_free = wait_until(lambda: free_memory() >= before - allowed, 15)
+    assert is_free, f"{before - free_memory()} bytes are left"

@@ -2,7 +2,6 @@
 
 import os
 import signal
-import time
 from multiprocessing.connection import Connection
 from typing import Any
 
@@ -22,6 +21,7 @@ from tandem.memory.cuda import (
     SlotUploader,
 )
 from tests.gpu.processes import process, receive
+from tests.support.tiny import wait_until
 
 pytestmark = [pytest.mark.gpu, pytest.mark.timeout(150)]
 
@@ -177,8 +177,5 @@ def test_a_killed_process_leaves_no_memory(driver: CudaDriver, opens: bool) -> N
         assert child.pid is not None
         os.kill(child.pid, signal.SIGKILL)
         child.join(10)
-    deadline = time.monotonic() + 10
-    while torch.cuda.mem_get_info(0)[0] < before - 64 * MIB:
-        assert time.monotonic() < deadline
-        time.sleep(0.1)
+    assert wait_until(lambda: torch.cuda.mem_get_info(0)[0] >= before - 64 * MIB, 10)
     own.close()

@@ -3,7 +3,6 @@
 import logging
 import os
 import signal
-import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -18,7 +17,14 @@ from tandem.launch import api
 from tandem.processes.messages import Failed
 from tandem.processes.supervisor import Outcome
 from tests.support.runs import assert_same_bits, train
-from tests.support.tiny import find_process, is_gone, python_path, read_record, wait_for_steps
+from tests.support.tiny import (
+    find_process,
+    finish,
+    read_record,
+    start,
+    start_script,
+    wait_for_steps,
+)
 
 TINY: dict[str, Any] = {
     "crop_size": 67,
@@ -32,35 +38,6 @@ TINY: dict[str, Any] = {
 DEATH = Failed("trainer 0", "death", "was killed by SIGKILL", "")
 FAULT = Failed("loader 0", "fault", "OSError: disk", "Traceback: at this line\n")
 BAD = Failed("trainer 0", "input", "disk full", "")
-
-
-def start(program: str, folder: Path, *arguments: object, name: str = "") -> subprocess.Popen[str]:
-    """Start a program of a few lines, from a file if it has a name, or the standard input."""
-    if name:
-        (folder / name).write_text(program)
-    process = subprocess.Popen(
-        [sys.executable, name or "-", *map(str, arguments)],
-        cwd=folder,
-        env={**os.environ, "PYTHONPATH": python_path()},
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        start_new_session=True,
-    )
-    assert process.stdin is not None
-    if not name:
-        process.stdin.write(program)
-    process.stdin.close()
-    process.stdin = None
-    return process
-
-
-def finish(process: subprocess.Popen[str], status: int = 0) -> tuple[str, str]:
-    output, errors = process.communicate(timeout=120)
-    assert process.returncode == status, errors
-    assert is_gone(process.pid)
-    return output, errors
 
 
 UNGUARDED = f"""
@@ -77,7 +54,7 @@ print(result.weights, result.record[-1].images, len(result.record))
 
 @pytest.mark.slow
 def test_a_script_without_a_guard_trains_once(data: Path, tmp_path: Path) -> None:
-    output, errors = finish(start(UNGUARDED, tmp_path, data, name="script.py"))
+    output, errors = finish(start_script(tmp_path, UNGUARDED, data))
     assert (tmp_path / "effects").read_text() == "imported\n"
     assert output.split() == ["run/epoch-0001.safetensors", "7", "8"]
     assert errors == ""  # a library configures no logging
@@ -208,7 +185,10 @@ assert again == first
 def test_runs_in_turn_a_console_and_a_thread_compute_what_the_program_does(
     data: Path, tmp_path: Path
 ) -> None:
-    output, _ = finish(start(THREE, tmp_path, data))
+    (tmp_path / "input").write_text(THREE)
+    with (tmp_path / "input").open() as text:
+        process = start([sys.executable, "-", str(data)], tmp_path, stdin=text)
+    output, _ = finish(process)
     assert "weights_dir first holds a run already" in output
     program = train(data, tmp_path / "program", n_epochs=2)
     for name in ("first", "second", "third"):
@@ -231,7 +211,7 @@ except BaseException as error:
 def test_a_signal_is_raised_after_a_checkpoint(
     data: Path, tmp_path: Path, number: signal.Signals
 ) -> None:
-    process = start(ENDLESS, tmp_path, data, name="script.py")
+    process = start_script(tmp_path, ENDLESS, data)
     wait_for_steps(tmp_path / "run", process, 3)
     os.kill(process.pid, number)
     output, _ = finish(process)
@@ -243,7 +223,7 @@ def test_a_signal_is_raised_after_a_checkpoint(
 
 @pytest.mark.slow
 def test_a_killed_process_is_raised(data: Path, tmp_path: Path) -> None:
-    process = start(ENDLESS, tmp_path, data, name="script.py")
+    process = start_script(tmp_path, ENDLESS, data)
     wait_for_steps(tmp_path / "run", process, 3)
     os.kill(find_process(process.pid, "loader 0"), signal.SIGKILL)
     output, errors = finish(process)

@@ -14,6 +14,7 @@ import pytest
 
 from tandem.errors import InputError
 from tandem.memory import HostBuffer
+from tests.support.tiny import open_files
 
 CONTEXT = multiprocessing.get_context("spawn")
 
@@ -39,10 +40,6 @@ def grow(buffer: HostBuffer, ready: Connection) -> None:
 
 def names_in_shm() -> set[Path]:
     return set(Path("/dev/shm").glob("*tandem*"))
-
-
-def open_descriptors() -> int:
-    return len(list(Path("/proc/self/fd").iterdir()))
 
 
 @pytest.mark.parametrize("memfd", [True, False])
@@ -140,7 +137,7 @@ def test_an_array_beyond_the_buffer_is_refused(shape: tuple[int, ...], offset: i
 
 
 def test_arrays_outlive_a_closed_or_forgotten_buffer_and_the_rest_refuses() -> None:
-    before = open_descriptors()
+    before = open_files()
     buffer = HostBuffer.create(80)
     array, other = buffer.array((10,), "int64"), HostBuffer.create(80).array((10,), "int64")
     with pytest.raises(TypeError, match="being started"):
@@ -152,7 +149,7 @@ def test_arrays_outlive_a_closed_or_forgotten_buffer_and_the_rest_refuses() -> N
     with pytest.raises(ValueError, match="closed"):
         buffer.array((10,), "int64")
     del array, buffer, other
-    assert open_descriptors() == before
+    assert open_files() == before
 
 
 @pytest.mark.parametrize(
@@ -171,7 +168,7 @@ def test_too_much_is_refused_with_the_reason(
         raise OSError(code, os.strerror(code))
 
     monkeypatch.setattr(os, "ftruncate", refuse)
-    before = open_descriptors()
+    before = open_files()
     with pytest.raises(InputError, match=message):
         HostBuffer.create(nbytes, "slot 3")
-    assert open_descriptors() == before
+    assert open_files() == before

@@ -6,7 +6,6 @@ import os
 import pickle
 import weakref
 from multiprocessing.connection import Connection
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -17,6 +16,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tandem.parallel.data import Data, as_array, data
+from tests.support.tiny import open_files
 
 CONTEXT = multiprocessing.get_context("spawn")
 DTYPES = ["bool", "int8", "uint8", "int32", "int64", "uint64", "float16", "float32", "float64"]
@@ -24,10 +24,6 @@ DTYPES = ["bool", "int8", "uint8", "int32", "int64", "uint64", "float16", "float
 
 def table(rows: int, columns: int = 4, dtype: str = "float32") -> np.ndarray:
     return np.arange(rows * columns).reshape(rows, columns).astype(dtype)
-
-
-def open_descriptors() -> int:
-    return len(list(Path("/proc/self/fd").iterdir()))
 
 
 class TestArray:
@@ -367,16 +363,16 @@ class TestProcesses:
 class TestMemory:
     def test_fresh_minibatches_leave_no_memory_and_no_descriptor(self) -> None:
         gc.collect()
-        before = open_descriptors()
+        before = open_files()
         held = [data(table(64), minibatch=True) for _ in range(3)]
         for _ in range(200):
             x = data(table(64), minibatch=True)
             x[0] += 1
-        assert open_descriptors() == before + 2 * 4  # a mapping has one of its own
+        assert open_files() == before + 2 * 4  # a mapping has one of its own
         memory = weakref.ref(x.buffer)
         del x, held
         assert memory() is None
-        assert open_descriptors() == before
+        assert open_files() == before
 
     def test_names_of_any_length(self) -> None:
         assert data(table(2), name="ä" * 400).data[1, 3] == 7

@@ -5,7 +5,6 @@ import os
 import pickle
 import signal
 import subprocess
-import sys
 import textwrap
 import threading
 import time
@@ -23,7 +22,17 @@ from tandem.parallel import Pool, WorkerLost
 from tandem.parallel.messages import Define, SentFunction
 from tandem.parallel.worker import fault_of
 from tests.support.faulty_ops import FAULT, CallBack, NotPicklable, Raise, Signal
-from tests.support.tiny import find_process, group_members, is_gone, python_path, shared_memory
+from tests.support.parallel_scripts import start_parallel
+from tests.support.tiny import (
+    find_process,
+    finish,
+    group_members,
+    is_gone,
+    kill,
+    open_files,
+    shared_memory,
+    wait_until,
+)
 
 ROWS = np.random.default_rng(3).normal(size=(7, 3))
 TIMEOUT = 2.0  # seconds, of pools whose workers are stopped
@@ -191,10 +200,6 @@ def faulty(kept: Faulty) -> Faulty:
     return kept
 
 
-def open_files() -> int:
-    return len([*Path("/proc/self/fd").iterdir()])
-
-
 def check_lost(faulty: Faulty, call: Callable[[], Any], number: int, seconds: float = 1.0) -> None:
     """Assert that a call says which worker was lost, and how, in time, and leaves nothing."""
     pid, began = faulty.pid, time.monotonic()
@@ -320,10 +325,7 @@ def test_a_worker_ends_before_its_first_message(faulty: Faulty, number: int) -> 
     faulty.pool.close()
     faulty.pool.start(2, use_gpu=False, threads=1, timeout=TIMEOUT)
     counters = faulty.pool._team._pool.table.counters  # type: ignore[union-attr]
-    deadline = time.monotonic() + 60
-    while not counters[1]:  # before that, a process may take its time
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
+    assert wait_until(lambda: counters[1], 60)  # before that, a process may take its time
     os.kill(faulty.pid, number)
     check_lost(faulty, faulty.pool.distribute, number, 1.5)
 
@@ -423,38 +425,21 @@ def test_an_exception_of_a_signal_handler(faulty: Faulty) -> None:
 
 # Interrupts, and the end of the master
 
-HEAD = """
-import os, signal, sys, threading, time
-import numpy as np
-import pytensor, pytensor.tensor as pt
-import tandem.parallel as synk
-from tests.support.faulty_ops import *
-x = pt.dmatrix("x")
+FORK = """
 synk.fork(3, use_gpu=False, threads=1, timeout=3.0)
 rows = np.ones((6, 3))
 """
 
 
 def start(text: str, folder: Path) -> "subprocess.Popen[str]":
-    script = folder / "script.py"
-    script.write_text(HEAD + textwrap.dedent(text))
-    return subprocess.Popen(
-        [sys.executable, str(script), str(folder / "mark")],
-        env={**os.environ, "PYTHONPATH": python_path()},
-        cwd=folder,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        start_new_session=True,
-    )
+    return start_parallel(folder, FORK + textwrap.dedent(text), folder / "mark")
 
 
-def wait_for(path: Path, process: "subprocess.Popen[str]", seconds: float = 60) -> None:
-    deadline = time.monotonic() + seconds
-    while not path.exists():
-        assert time.monotonic() < deadline, f"there is no {path}"
-        assert process.poll() is None, process.communicate()[1]
-        time.sleep(0.02)
+def start_until_marked(text: str, folder: Path) -> "subprocess.Popen[str]":
+    """Start a script, and return when it has made the file that it is given."""
+    process = start(text, folder)
+    assert wait_until((folder / "mark").exists, 60, process), kill(process)
+    return process
 
 
 INTERRUPTED = """
@@ -479,8 +464,7 @@ except KeyboardInterrupt:
 )
 @pytest.mark.parametrize("whole_group", [False, True], ids=["master", "group"])
 def test_ctrl_c_in_a_call(tmp_path: Path, in_worker: bool, row: int, whole_group: bool) -> None:
-    process = start(INTERRUPTED.format(in_worker=in_worker, row=row), tmp_path)
-    wait_for(tmp_path / "mark", process)
+    process = start_until_marked(INTERRUPTED.format(in_worker=in_worker, row=row), tmp_path)
     time.sleep(0.3)
     began = time.monotonic()
     (os.killpg if whole_group else os.kill)(process.pid, signal.SIGINT)
@@ -497,7 +481,7 @@ def test_ctrl_c_in_a_call(tmp_path: Path, in_worker: bool, row: int, whole_group
 @pytest.mark.parametrize("is_stopped", [False, True], ids=["running", "stopped"])
 @pytest.mark.parametrize("in_call", [False, True], ids=["idle", "in a call"])
 def test_the_master_dies(tmp_path: Path, is_stopped: bool, in_call: bool) -> None:
-    process = start(
+    process = start_until_marked(
         f"""
         f = synk.function([x], (Wait(sys.argv[1], True)(x).sum(), "sum"))
         f(rows)
@@ -509,7 +493,6 @@ def test_the_master_dies(tmp_path: Path, is_stopped: bool, in_call: bool) -> Non
         """,
         tmp_path,
     )
-    wait_for(tmp_path / "mark", process)
     members = [member for member in group_members(process.pid) if member != process.pid]
     assert len(members) >= 2
     if is_stopped:
@@ -538,19 +521,16 @@ while time.time() < end:
 @pytest.mark.parametrize("whole_group", [False, True], ids=["master", "group"])
 def test_a_suspended_program(tmp_path: Path, whole_group: bool) -> None:
     """Ctrl-Z suspends all processes, and nothing is lost; the master alone loses its workers."""
-    process = start(SUSPENDED, tmp_path)
-    wait_for(tmp_path / "mark", process)
+    process = start_until_marked(SUSPENDED, tmp_path)
     stop = os.killpg if whole_group else os.kill
     stop(process.pid, signal.SIGSTOP)
     time.sleep(11)  # their timeout, and the time for a loaded machine to notice
     stop(process.pid, signal.SIGCONT)
-    _, err = process.communicate(timeout=60)
+    _, errors = finish(process, 0 if whole_group else 1, timeout=60)
     if whole_group:
-        assert (process.returncode, err) == (0, "")
+        assert errors == ""
     else:
-        assert process.returncode == 1
-        assert "ended because this program gave no sign of life" in err
-    assert is_gone(process.pid)
+        assert "ended because this program gave no sign of life" in errors
 
 
 @slow
@@ -565,14 +545,8 @@ def test_a_lost_worker_ends_the_program(tmp_path: Path) -> None:
         """,
         tmp_path,
     )
-    _, err = process.communicate(timeout=60)
-    assert process.returncode == 1
-    assert (
-        err.strip()
-        .splitlines()[-1]
-        .startswith("tandem.parallel.team.WorkerLost: worker 1 was killed by SIGKILL")
-    )
-    assert is_gone(process.pid)
+    last = finish(process, 1, timeout=60)[1].strip().splitlines()[-1]
+    assert last.startswith("tandem.parallel.team.WorkerLost: worker 1 was killed by SIGKILL")
 
 
 @slow
@@ -598,10 +572,7 @@ def test_the_modules_pool_starts_again(tmp_path: Path) -> None:
         """,
         tmp_path,
     )
-    _, err = process.communicate(timeout=120)
-    assert process.returncode == 0, err
-    assert err == ""
-    assert is_gone(process.pid)
+    assert finish(process) == ("", "")
 
 
 def test_synk_is_the_modules_name() -> None:

@@ -3,10 +3,7 @@
 import gc
 import os
 import pstats
-import signal
-import subprocess
 import sys
-import textwrap
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -26,7 +23,8 @@ from tandem.ops.region import Region
 from tandem.parallel import Pool, rank, worker
 from tandem.parallel.messages import Release
 from tests.support.faulty_ops import CALLBACKS, FAULT, CallBack, CallPool
-from tests.support.tiny import descendants, python_path, shared_memory
+from tests.support.parallel_scripts import start_parallel
+from tests.support.tiny import descendants, finish, open_files, shared_memory
 
 ROWS = np.random.default_rng(3).normal(size=(7, 3))
 BAD = np.where(np.arange(7)[:, None] == 6, FAULT, ROWS)  # in the last rank's rows
@@ -38,7 +36,7 @@ needs_proc = pytest.mark.skipif(
 
 def left_over() -> tuple[set[int], set[str], int]:
     """Processes, names in /dev/shm, and open files."""
-    return descendants(), shared_memory(), len([*Path("/proc/self/fd").iterdir()])
+    return descendants(), shared_memory(), open_files()
 
 
 # Arguments
@@ -278,49 +276,12 @@ def test_a_fork_is_refused_and_ends_no_worker(two: Pool, capfd: pytest.CaptureFi
 # Programs
 
 
-def run_script(
-    text: str, folder: Path, *, status: int = 0, seconds: float = 60
-) -> subprocess.CompletedProcess[str]:
-    """Run a program without a guard; assert that it ends in time and that nothing is left."""
-    script = folder / "script.py"
-    script.write_text(HEAD + textwrap.dedent(text))
+def run_script(text: str, folder: Path, *, status: int = 0) -> tuple[str, str]:
+    """Run a script; assert that it ends in time and that nothing is left."""
     before = shared_memory()
-    process = subprocess.Popen(
-        [sys.executable, str(script)],
-        env={**os.environ, "PYTHONPATH": python_path()},
-        cwd=folder,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        start_new_session=True,
-    )
-    try:
-        out, err = process.communicate(timeout=seconds)
-    finally:
-        with_group(process.pid)
-    assert process.returncode == status, err
+    found = finish(start_parallel(folder, text), status, timeout=60)
     assert shared_memory() == before
-    return subprocess.CompletedProcess([], process.returncode, out, err)
-
-
-def with_group(group: int) -> None:
-    """Assert that a program's processes are gone."""
-    from tests.support.tiny import is_gone
-
-    gone = is_gone(group)
-    if not gone:
-        os.killpg(group, signal.SIGKILL)
-    assert gone, "a process was left behind"
-
-
-HEAD = """
-import os, signal, sys, threading, time
-import numpy as np
-import pytensor, pytensor.tensor as pt
-import tandem.parallel as synk
-from tests.support.faulty_ops import *
-x = pt.dmatrix("x")
-"""
+    return found
 
 
 def ended(out: str) -> float:
@@ -330,7 +291,7 @@ def ended(out: str) -> float:
 
 @pytest.mark.slow
 def test_a_script_without_guard_or_close(tmp_path: Path) -> None:
-    result = run_script(
+    output, errors = run_script(
         """
         synk.fork(2, use_gpu=False, threads=1, profile_workers=True)
         try:
@@ -345,8 +306,8 @@ def test_a_script_without_guard_or_close(tmp_path: Path) -> None:
         """,
         tmp_path,
     )
-    assert result.stderr == ""
-    assert ended(result.stdout) < 10
+    assert errors == ""
+    assert ended(output) < 10
     profile = pstats.Stats(str(tmp_path / "worker_1.prof"))
     assert any("worker.py" in key[0] for key in profile.stats)  # type: ignore[attr-defined]
     assert not (tmp_path / "worker_0.prof").exists()
@@ -354,7 +315,7 @@ def test_a_script_without_guard_or_close(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_an_exception_of_the_script(tmp_path: Path) -> None:
-    result = run_script(
+    output, errors = run_script(
         """
         synk.fork(2, use_gpu=False, threads=1)
         f = synk.function([x], (x.sum(), "sum"))
@@ -365,8 +326,8 @@ def test_an_exception_of_the_script(tmp_path: Path) -> None:
         tmp_path,
         status=1,
     )
-    assert result.stderr.strip().splitlines()[-1] == "KeyError: 'of the user'"
-    assert ended(result.stdout) < 10
+    assert errors.strip().splitlines()[-1] == "KeyError: 'of the user'"
+    assert ended(output) < 10
 
 
 @pytest.mark.slow
@@ -401,7 +362,7 @@ def test_use_before_fork(tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_a_fork_that_exits_ends_no_worker(tmp_path: Path) -> None:
     """Through `sys.exit`, with all that runs at exit; also a process of multiprocessing."""
-    result = run_script(
+    _, errors = run_script(
         """
         import multiprocessing
         synk.fork(2, use_gpu=False, threads=1)
@@ -420,7 +381,7 @@ def test_a_fork_that_exits_ends_no_worker(tmp_path: Path) -> None:
         """,
         tmp_path,
     )
-    assert result.stderr == ""
+    assert errors == ""
 
 
 @pytest.mark.slow
@@ -502,7 +463,7 @@ def test_a_pool_that_starts_again_keeps_nothing_of_its_former_workers() -> None:
         pool.close()
         pool.start(2, use_gpu=False, threads=1)
         gc.collect()
-        counts.append(len([*Path("/proc/self/fd").iterdir()]))
+        counts.append(open_files())
     pool.close()
     assert counts[-1] <= counts[0]
 

@@ -2,7 +2,6 @@
 
 import ast
 import inspect
-import os
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -12,7 +11,7 @@ from typing import Any
 import pytest
 
 import tandem.parallel as synk
-from tests.support.tiny import python_path
+from tests.support.tiny import finish, start
 
 FOLDER = Path(__file__).parent / "programs"
 PROGRAMS = sorted(FOLDER.glob("*.py"))
@@ -31,26 +30,14 @@ OPS_OF_THE_TABLE = {
 }
 
 
-def run(program: Path, folder: Path, workers: int) -> None:
-    """Run a program, which checks itself."""
-    result = subprocess.run(
-        [sys.executable, "-W", "error::RuntimeWarning", str(program), str(workers)],
-        cwd=folder,
-        env={**os.environ, "PYTHONPATH": python_path()},
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        timeout=280,
-    )
-    assert result.returncode == 0, result.stdout
-    assert result.stdout.splitlines()[-1].endswith(f": {workers}"), result.stdout
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("workers", [1, 2, 3, 4])
 @pytest.mark.parametrize("program", PROGRAMS, ids=lambda path: path.stem)
 def test_a_program(program: Path, workers: int, tmp_path: Path) -> None:
-    run(program, tmp_path, workers)
+    """It checks itself."""
+    command = [sys.executable, "-W", "error::RuntimeWarning", str(program), str(workers)]
+    output, _ = finish(start(command, tmp_path, stderr=subprocess.STDOUT), timeout=280)
+    assert output.splitlines()[-1].endswith(f": {workers}"), output
 
 
 def calls() -> Iterator[tuple[str, ast.Call]]:

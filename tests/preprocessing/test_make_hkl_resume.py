@@ -6,7 +6,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -19,6 +18,7 @@ from tandem.preprocessing import batches, prepare, report
 from tandem.preprocessing.progress import load_progress
 from tests.support.picture_files import Pictures, Refusal, contents
 from tests.support.stopped_preprocessing import stop
+from tests.support.tiny import state_of, wait_until
 
 
 @pytest.fixture(autouse=True)
@@ -195,20 +195,6 @@ def children_of(process: int) -> list[int]:
     return [int(child) for child in text.split()]
 
 
-def wait_until(condition: Callable[[], bool], seconds: float) -> bool:
-    end = time.monotonic() + seconds
-    while not (met := condition()) and time.monotonic() < end:
-        time.sleep(0.005)
-    return met
-
-
-def is_running(process: int) -> bool:
-    try:
-        return "\nState:\tZ" not in Path(f"/proc/{process}/status").read_text()
-    except FileNotFoundError:
-        return False
-
-
 SIZE = ("--image-size", "128", "--batch-size", "20")
 needs_proc = pytest.mark.skipif(
     not Path("/proc/self/task").exists(), reason="finds processes in /proc"
@@ -243,7 +229,7 @@ def test_a_killed_run_leaves_no_process_and_goes_on(
         assert error.splitlines()[-1] == "stopped; the same command continues from there"
         assert "Traceback" not in error
     assert len(children) >= 2
-    assert wait_until(lambda: not any(map(is_running, children)), 10)
+    assert wait_until(lambda: {state_of(child) for child in children} == {"Z"}, 10)
     assert not (out / "manifest.json").exists()
     assert make_hkl.main(pictures.options(out, *SIZE)) == 0
     assert make_hkl.main(pictures.options(tmp_path / "undisturbed", *SIZE)) == 0
@@ -264,7 +250,7 @@ def test_a_dead_worker_ends_the_run(tmp_path: Path) -> None:
         _, error = process.communicate(timeout=60)
     assert process.returncode == 1
     assert "error: a process that decodes pictures died" in error
-    assert not any(map(is_running, workers))
+    assert {state_of(worker) for worker in workers} == {"Z"}
 
 
 def test_ctrl_c_counts_also_where_python_drops_the_exception(

@@ -24,7 +24,7 @@ import pytest
 from tandem.processes import fork_server
 from tandem.processes.child import continue_when_parent_ends
 from tandem.processes.fork_server import begin, start_copy
-from tests.support.tiny import state_of
+from tests.support.tiny import state_of, wait_until
 
 pytestmark = [
     pytest.mark.skipif(sys.platform != "linux", reason="on other systems all are new"),
@@ -344,10 +344,7 @@ def test_a_beginning_can_be_interrupted_and_what_came_later_is_seen(tmp_path: Pa
 
 
 def comes(states: str, pid: int) -> bool:
-    end = time.monotonic() + 10
-    while (found := state_of(pid) in states) is False and time.monotonic() < end:
-        time.sleep(0.02)
-    return found
+    return bool(wait_until(lambda: state_of(pid) in states, 10))
 
 
 def test_stopped_copies_and_server_end_with_a_program_that_was_killed() -> None:

@@ -27,7 +27,7 @@ from tandem.processes.heartbeat import (
     StatusSlot,
 )
 from tandem.processes.rank_heartbeat import RankHeartbeat
-from tests.support.tiny import state_of
+from tests.support.tiny import state_of, wait_until
 
 needs_proc = pytest.mark.skipif(
     not Path("/proc/self/task").exists(), reason="only Linux shows what a process does"
@@ -124,10 +124,7 @@ def start_child(
 def test_the_counters_are_seen_by_other_processes() -> None:
     table = HeartbeatTable.create(("launcher", "worker"), timeout=60)
     process, here = start_child(table, wait_for_message)
-    deadline = time.monotonic() + 60
-    while table.counters[1] < 3 and time.monotonic() < deadline:
-        time.sleep(0.05)
-    assert table.counters[1] >= 3
+    assert wait_until(lambda: table.counters[1] >= 3, 60)
     here.send("first")
     here.send("go on")
     process.join(20)
@@ -191,10 +188,7 @@ def test_a_child_ends_by_itself_when_its_launcher_is_gone(
     assert launcher.pid is not None
     os.kill(launcher.pid, fault)
     try:
-        deadline = time.monotonic() + heartbeat.PATIENCE_SECONDS + 1.0 + 10.0
-        while state_of(child) != "Z" and time.monotonic() < deadline:
-            time.sleep(0.05)
-        assert state_of(child) == "Z"
+        assert wait_until(lambda: state_of(child) == "Z", heartbeat.PATIENCE_SECONDS + 1.0 + 10.0)
         assert not partial.exists()
     finally:
         launcher.kill()
@@ -246,12 +240,10 @@ def test_a_thread_counts_though_the_table_is_closed_before_it_runs(
     thread = HeartbeatThread(table, LAUNCHER)
     table.buffer.close()
     thread.start()
-    deadline = time.monotonic() + 5
-    while counters[LAUNCHER] < 3 and time.monotonic() < deadline:
-        time.sleep(0.01)
+    has_counted = wait_until(lambda: counters[LAUNCHER] >= 3, 5)
     thread.stop()
     thread.join()
-    assert counters[LAUNCHER] >= 3
+    assert has_counted
 
 
 def test_a_rank_that_stops_before_its_first_beat_is_dead_after_the_timeout() -> None:

@@ -36,7 +36,7 @@ from tests.support.adders import (
     write_slowly,
     write_with_another,
 )
-from tests.support.tiny import state_of
+from tests.support.tiny import state_of, wait_until
 
 needs_proc = pytest.mark.skipif(
     not Path("/proc/self/task").exists(), reason="only Linux shows what a process does"
@@ -346,9 +346,7 @@ def test_a_request_to_stop_ends_the_time_to_write(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     def interrupt() -> None:
-        deadline = time.monotonic() + 20
-        while not caplog.messages and time.monotonic() < deadline:
-            time.sleep(0.05)
+        wait_until(lambda: caplog.messages, 20)
         os.kill(os.getpid(), signal.SIGINT)
 
     thread = threading.Thread(target=interrupt)

@@ -45,6 +45,7 @@ from tests.support import simulated_gpu as simulated_gpu
 from tests.support.averages import MOST_GROWTH, growth, weights
 from tests.support.fake_cuda import FakeDriver, FakeMachine, fake_memory
 from tests.support.numpy_formats import NumpyTransferFormat
+from tests.support.tiny import open_files
 
 SIZES = (1, 1500, 70_001)
 
@@ -485,7 +486,7 @@ def check_many(group: RankGroup) -> None:
 
 def check_connections(group: RankGroup) -> None:
     """What is closed has no connections left."""
-    open_files: list[int] = []
+    counts: list[int] = []
     stopped: list[RankGroup] = []
     for _ in range(5):
         team = group.split(0)
@@ -493,9 +494,9 @@ def check_connections(group: RankGroup) -> None:
         nccl = SimpleNamespace(shutdown=lambda team=team: stopped.append(team))
         vars(team)["_nccl"] = nccl
         team.close()
-        open_files.append(len(list(Path("/proc/self/fd").iterdir())))
+        counts.append(open_files())
         assert stopped.pop() is team
-    assert open_files[-1] <= open_files[0]
+    assert counts[-1] <= counts[0]
 
 
 def mapped() -> int:

@@ -18,6 +18,7 @@ from tandem.launch import ranks
 from tandem.launch.train import run_training
 from tandem.training import functions
 from tests.support import simulated_gpu
+from tests.support.tiny import open_files
 
 GPUS = 3
 
@@ -43,7 +44,7 @@ def make_slots(*arguments: Any) -> Any:
     names = re.findall(r"/dev/shm/(\S+)", Path("/proc/self/maps").read_text())
     # A library's semaphore is made once for each process.
     shared.append(sum(not name.startswith("sem.") for name in names))
-    files.append(len(list(Path("/proc/self/fd").iterdir())))
+    files.append(open_files())
     return simulated_gpu.make_slots(*arguments)
 
 

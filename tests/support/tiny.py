@@ -3,10 +3,11 @@
 import contextlib
 import json
 import os
+import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -150,17 +151,67 @@ def run_program(
     )
 
 
-def start_program(program: str, arguments: Iterable[str], **options: Any) -> subprocess.Popen[str]:
-    """Start a program in a process group of its own, as a shell does."""
+def start(command: Sequence[str], folder: Path = ROOT, **options: Any) -> subprocess.Popen[str]:
+    """Start a command in a process group of its own, as a shell does."""
+    usual = {
+        "stdout": subprocess.PIPE,
+        "stderr": subprocess.PIPE,
+        "env": {**os.environ, "PYTHONPATH": python_path()},
+    }
     return subprocess.Popen(
-        [sys.executable, program, *arguments],
-        cwd=ROOT,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        start_new_session=True,
-        **options,
+        command, cwd=folder, text=True, start_new_session=True, **usual | options
     )
+
+
+def start_program(program: str, arguments: Iterable[str], **options: Any) -> subprocess.Popen[str]:
+    """Start a program of the project, from its top folder."""
+    return start([sys.executable, program, *arguments], **options)
+
+
+def start_script(folder: Path, text: str, *words: object) -> subprocess.Popen[str]:
+    """Start a script of this text, which is written to the folder in which it runs."""
+    script = folder / "script.py"
+    script.write_text(text)
+    return start([sys.executable, str(script), *map(str, words)], folder)
+
+
+def finish(
+    process: subprocess.Popen[str], status: int = 0, timeout: float = 120
+) -> tuple[str, str]:
+    """Wait for the end of a process and its group; return what it has printed, and its errors."""
+    try:
+        output, errors = process.communicate(timeout=timeout)
+        assert process.returncode == status, errors if errors is not None else output
+        assert is_gone(process.pid), "a process was left behind"
+    except BaseException:
+        kill(process)
+        raise
+    return output, errors
+
+
+def kill(process: subprocess.Popen[str]) -> tuple[str, str]:
+    """Kill a process and what is left of its group; return what it has printed, and its errors."""
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(process.pid, signal.SIGKILL)
+    process.kill()
+    return process.communicate()
+
+
+def wait_until(
+    condition: Callable[[], Any], seconds: float, process: subprocess.Popen[str] | None = None
+) -> Any:
+    """Wait for a condition, at most until a process ends; return the condition's last value."""
+    deadline = time.monotonic() + seconds
+    while not (found := condition()) and time.monotonic() < deadline:
+        if process is not None and process.poll() is not None:
+            break
+        time.sleep(0.02)
+    return found
+
+
+def open_files(pid: int | str = "self") -> int:
+    """Return the number of files, pipes and sockets that a process has open."""
+    return len([*Path(f"/proc/{pid}/fd").iterdir()])
 
 
 def group_members(group: int) -> list[int]:
@@ -211,12 +262,7 @@ def is_helper(pid: int) -> bool:
 
 def is_gone(group: int, seconds: float = 5.0) -> bool:
     """Whether no process of a group is left; multiprocessing's own helper ends a moment later."""
-    deadline = time.monotonic() + seconds
-    while group_members(group):
-        if time.monotonic() > deadline:
-            return False
-        time.sleep(0.05)
-    return True
+    return bool(wait_until(lambda: not group_members(group), seconds))
 
 
 _OF_OTHERS = ("sem.", ".org.chromium.", ".com.google.", "mpich_shm")  # ours makes no such names
@@ -244,12 +290,13 @@ def wait_for_steps(
     run: Path, process: "subprocess.Popen[str]", steps: int, seconds: float = 60
 ) -> None:
     """Wait until the record has that many lines."""
-    path, deadline = run / "record.jsonl", time.monotonic() + seconds
-    while not path.exists() or path.read_bytes().count(b"\n") < steps:
-        if process.poll() is not None or time.monotonic() > deadline:
-            process.kill()
-            raise AssertionError(f"the run did not reach these steps: {process.communicate()}")
-        time.sleep(0.05)
+    assert wait_until(lambda: count_steps(run) >= steps, seconds, process), kill(process)
+
+
+def count_steps(run: Path) -> int:
+    """Return the number of lines of a run's record, which may not have begun."""
+    record = run / "record.jsonl"
+    return record.read_bytes().count(b"\n") if record.exists() else 0
 
 
 def read_record(run: Path) -> list[dict[str, object]]:
