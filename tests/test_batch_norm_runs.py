@@ -17,7 +17,16 @@ from tandem.classify.cli import run_classification
 from tandem.export.cli import main as export
 from tests.support.norm_network import CROP, NETWORK
 from tests.support.ranks import Starter, job, need_ranks, run_ranks
-from tests.support.runs import RunningJob, assert_close, assert_same_bits, train, weights
+from tests.support.runs import (
+    RunningJob,
+    assert_close,
+    assert_same_bits,
+    forget_after,
+    train,
+    train_ranks,
+    train_ranks_log,
+    weights,
+)
 from tests.support.tiny import prepare, read_record, run_program, settings
 
 SIMULATED = "tests/support/simulated_train.py"
@@ -47,15 +56,6 @@ def alone(data: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """One trainer, in float64."""
     run = tmp_path_factory.mktemp("alone") / "run"
     return train(data, run, **DOUBLE, batch_size=GLOBAL)
-
-
-def train_ranks(data: Path, run: Path, ranks: int, by: Starter, **changes: Any) -> Path:
-    if by == "mpirun":
-        need_ranks()
-    arguments = settings(data, run, **{**changes, "batch_size": GLOBAL // ranks})
-    result = run_ranks(ranks, "train.py", arguments, by=by)
-    assert result.returncode == 0, result.stderr
-    return run
 
 
 # What is computed
@@ -90,7 +90,8 @@ def test_the_number_of_trainers_changes_nothing(
 def test_the_number_of_ranks_changes_nothing(
     data: Path, alone: Path, tmp_path: Path, ranks: int, by: Starter, changes: dict[str, Any]
 ) -> None:
-    run = train_ranks(data, tmp_path / "run", ranks, by, **DOUBLE, **changes, check_every=1)
+    changes = {**DOUBLE, "batch_size": GLOBAL // ranks, **changes}
+    run = train_ranks(data, tmp_path / "run", ranks, by, **changes, check_every=1)
     assert_close(run, alone, 1e-9)
 
 
@@ -107,12 +108,10 @@ def test_ranks_on_gpus_compute_what_they_do_on_the_host(
     data: Path, alone: Path, tmp_path: Path, ranks: int, changes: dict[str, Any]
 ) -> None:
     """On simulated GPUs: both functions of gradients are recorded; one rank makes whole steps."""
-    need_ranks()
     gpus = {"devices": [f"cuda:{rank}" for rank in range(ranks)], "compile": False}
     changes = {**DOUBLE, **gpus, **changes, "batch_size": GLOBAL // ranks}
-    result = run_ranks(ranks, SIMULATED, settings(data, tmp_path / "run", **changes))
-    assert result.returncode == 0, result.stderr
-    assert result.stderr.count("left on GPUs: 0, shared: 0\n") == ranks
+    log = train_ranks_log(data, tmp_path / "run", ranks, program=(SIMULATED,), **changes)
+    assert log.count("left on GPUs: 0, shared: 0\n") == ranks
     assert_close(tmp_path / "run", alone, 1e-9)
 
 
@@ -141,21 +140,11 @@ def test_the_number_of_trainers_changes_nothing_by_any_optimizer(
 @pytest.mark.parametrize("exchange", ["average", "gradients"])
 def test_sixteen_bits_leave_averages_whole(data: Path, tmp_path: Path, exchange: str) -> None:
     """One step: the averages are those of float32, weights and momenta are rounded."""
-    need_ranks()
     small = prepare(tmp_path / "data", train=GLOBAL, image_size=CROP + 2)
+    changes = {**COMMON, "n_epochs": 1, "batch_size": GLOBAL // 2, "exchange": exchange}
     found = {
-        collective: weights(
-            train_ranks(
-                small,
-                tmp_path / collective,
-                2,
-                "mpirun",
-                **{**COMMON, "n_epochs": 1},
-                collective=collective,
-                exchange=exchange,
-            )
-        )
-        for collective in ("asa", "asa16")
+        name: weights(train_ranks(small, tmp_path / name, 2, **changes, collective=name))
+        for name in ("asa", "asa16")
     }
     rounded, whole = found["asa16"], found["asa"]
     for name in whole:
@@ -171,9 +160,9 @@ def test_ranks_that_are_not_in_step_carry_averages(
     data: Path, tmp_path: Path, rule: dict[str, Any]
 ) -> None:
     """The consensus has them, and resumes; what is kept is what is validated."""
-    changes = {**COMMON, **rule, "learning_rate": 0.01}
-    run = train_ranks(data, tmp_path / "run", 3, "mpirun", **{**changes, "n_epochs": 4})
-    train_ranks(data, run, 3, "mpirun", **{**changes, "n_epochs": 6}, resume_train=True)
+    changes = {**COMMON, **rule, "learning_rate": 0.01, "batch_size": GLOBAL // 3}
+    run = train_ranks(data, tmp_path / "run", 3, **{**changes, "n_epochs": 4})
+    train_ranks(data, run, 3, **{**changes, "n_epochs": 6}, resume_train=True)
     last, record = list_checkpoints(run)[-1], read_record(run)[-1]
     found = weights(run)
     assert all((found[f"{name}.norm.running_var"] != 1).all() for name in ("conv1", "fc1"))
@@ -214,9 +203,7 @@ def test_a_killed_run_ends_in_the_same_bits(data: Path, tmp_path: Path, exchange
     running = RunningJob(data, tmp_path / "parts", steps=6, **endless)
     running.signal(signal.SIGKILL, "trainer 1")
     running.end(1)
-    for later in list_checkpoints(running.run):
-        if later.name >= "epoch-0003-":
-            later.unlink()
+    forget_after(running.run, "epoch-0003")
     train(data, running.run, **{**changes, "n_epochs": 4}, resume_train=True)
     assert_same_bits(running.run, whole)
 
@@ -230,10 +217,8 @@ def test_a_killed_job_ends_in_the_same_bits(data: Path, tmp_path: Path) -> None:
     started = job(data, run, 2, 5, **{**changes, "n_epochs": 10_000}, keep_snapshots="all")
     os.kill(started.find("trainer 1"), signal.SIGKILL)
     assert started.finish(20).returncode != 0
-    for later in list_checkpoints(run):
-        if later.name >= "epoch-0001-":
-            later.unlink()
-    train_ranks(data, run, 2, "mpirun", **changes, resume_train=True)
+    forget_after(run, "epoch-0001")
+    train_ranks(data, run, 2, **changes, resume_train=True)
     assert_same_bits(run, whole)
 
 

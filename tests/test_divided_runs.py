@@ -14,8 +14,15 @@ from tandem.artifacts.checkpoint import read_header
 from tandem.artifacts.run_folder import list_checkpoints
 from tests.support.broken_network import PICTURE
 from tests.support.norm_network import CROP, NETWORK
-from tests.support.ranks import Starter, job, need_ranks, run_ranks
-from tests.support.runs import RunningJob, assert_close, assert_same_bits, train, weights
+from tests.support.ranks import Starter, job, need_ranks
+from tests.support.runs import (
+    RunningJob,
+    assert_close,
+    assert_same_bits,
+    train,
+    train_ranks,
+    weights,
+)
 from tests.support.tiny import prepare, read_record, run_program, settings
 
 slow = pytest.mark.slow
@@ -48,14 +55,6 @@ def whole(data: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def several(count: int) -> dict[str, Any]:
     return {"devices": ["cpu"] * count, "batch_size": GLOBAL // count, "check_every": 1}
-
-
-def train_ranks(data: Path, run: Path, ranks: int, by: Starter, **changes: Any) -> Path:
-    if by == "mpirun":
-        need_ranks()
-    result = run_ranks(ranks, "train.py", settings(data, run, **changes), by=by)
-    assert result.returncode == 0, result.stderr
-    return run
 
 
 @slow
@@ -235,8 +234,7 @@ def test_sums_of_gradients_travel_in_sixteen_bits(data: Path, tmp_path: Path, wh
 @slow
 @pytest.mark.parametrize("by", ["mpirun", "torchrun"])
 def test_a_killed_rank_ends_the_job(data: Path, tmp_path: Path, by: Starter) -> None:
-    if by == "mpirun":
-        need_ranks()
+    need_ranks(by)
     run = tmp_path / "run"
     changes = {**TWO, "devices": ["cpu"], "n_epochs": 10_000}
     started = job(data, run, 2, 3, by, **changes)

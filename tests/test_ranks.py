@@ -17,7 +17,15 @@ from safetensors.numpy import load_file
 from tandem.artifacts.run_folder import list_checkpoints
 from tandem.distributed.gloo import VARIABLES
 from tests.support.ranks import Starter, job, leaves_no_memory, mpich_memory, need_ranks, run_ranks
-from tests.support.runs import assert_close, assert_same_bits, train, weights
+from tests.support.runs import (
+    assert_close,
+    assert_same_bits,
+    forget_after,
+    train,
+    train_ranks,
+    train_ranks_log,
+    weights,
+)
 from tests.support.terminal import Terminal
 from tests.support.tiny import ROOT, prepare, read_record, run_program, settings, shared_memory
 
@@ -36,8 +44,7 @@ slow = pytest.mark.slow
 def starter(request: pytest.FixtureRequest) -> Starter:
     """What starts the ranks, mpirun if the test does not choose; skipped where it is missing."""
     by: Starter = getattr(request, "param", "mpirun")
-    if by == "mpirun":
-        need_ranks()
+    need_ranks(by)
     return by
 
 
@@ -60,21 +67,6 @@ def two(data: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return train(data, tmp_path_factory.mktemp("two") / "run", **COMMON, devices=["cpu"] * 2)
 
 
-def train_ranks(
-    data: Path,
-    run: Path,
-    ranks: int,
-    by: Starter = "mpirun",
-    program: tuple[str, ...] = ("train.py",),
-    **changes: object,
-) -> str:
-    """Train as ranks, check that it succeeds; return the log."""
-    arguments = [*program[1:], *settings(data, run, **changes)]
-    result = run_ranks(ranks, program[0], arguments, by=by)
-    assert result.returncode == 0, result.stderr
-    return result.stderr
-
-
 # What is computed
 
 
@@ -84,7 +76,7 @@ def test_ranks_compute_the_bits_of_trainers_on_one_machine(
     data: Path, tmp_path: Path, two: Path, starter: Starter
 ) -> None:
     before, run = shared_memory(), tmp_path / "run"
-    lines = train_ranks(data, run, 2, starter, **COMMON).splitlines()
+    lines = train_ranks_log(data, run, 2, starter, **COMMON).splitlines()
     if starter == "torchrun":  # which has something to log itself
         lines = [line for line in lines if line.startswith("[")]
     assert_same_bits(run, two)
@@ -150,7 +142,7 @@ def test_ranks_on_gpus_compute_what_they_do_on_the_host(
 ) -> None:
     """On simulated GPUs, of which the first two can't reach each other."""
     changes = {**DOUBLE, **GPUS, "batch_size": 2, **changes}
-    log = train_ranks(data, tmp_path / "run", 3, program=(SIMULATED,), **changes)
+    log = train_ranks_log(data, tmp_path / "run", 3, program=(SIMULATED,), **changes)
     is_apart = "cuda:0 and cuda:1 can't reach" in log
     assert is_apart == (changes["collective"] == "hierarchical")
     assert log.count("left on GPUs: 0, shared: 0\n") == 3
@@ -289,7 +281,7 @@ def test_asynchronous_ranks_train_validate_and_resume(
     train_ranks(data, run, 3, **common, n_epochs=2)
     record = read_record(run)
     assert [line["images"] for line in record if line["event"] == "validation"] == [7, 7]
-    log = train_ranks(data, run, 3, **common, n_epochs=3, resume_train=True)
+    log = train_ranks_log(data, run, 3, **common, n_epochs=3, resume_train=True)
     assert "epoch 3 validation" in log
     assert_last_validation(data, run)
 
@@ -492,13 +484,6 @@ def test_help_is_shown_once() -> None:
 # How it resumes
 
 
-def forget_later(run: Path) -> None:
-    """Delete checkpoints after the first epoch, as if the run had been stopped within it."""
-    for later in list_checkpoints(run):
-        if later.name >= "epoch-0001-":
-            later.unlink()
-
-
 @slow
 @pytest.mark.parametrize(
     ("starter", "number", "status"),
@@ -519,7 +504,7 @@ def test_an_interrupted_job_resumes_with_the_same_bits(
     result = started.finish(60)
     assert result.returncode == status, result.stderr
     assert "wrote" in result.stderr
-    forget_later(run)
+    forget_after(run, "epoch-0001")
     train_ranks(data, run, 2, starter, **COMMON, resume_train=True)
     assert_same_bits(run, two)
 
@@ -532,7 +517,7 @@ def test_a_killed_job_resumes_with_the_same_bits(data: Path, tmp_path: Path, two
     started = job(data, run, 2, 7, **ENDLESS, keep_snapshots="all")
     os.kill(started.find("trainer 1"), signal.SIGKILL)
     assert started.finish(20).returncode != 0
-    forget_later(run)
+    forget_after(run, "epoch-0001")
     train(data, run, **COMMON, devices=["cpu"] * 2, resume_train=True)
     assert_same_bits(run, two)
 
@@ -571,7 +556,7 @@ def test_other_collectives_resume_consistently(data: Path, tmp_path: Path, colle
 @pytest.mark.usefixtures("starter")
 def test_all_ranks_skip_a_bad_minibatch(data: Path, tmp_path: Path) -> None:
     program = (BROKEN, "NanAlexNet")
-    log = train_ranks(data, tmp_path / "run", 2, program=program, **COMMON, on_nan="rollback")
+    log = train_ranks_log(data, tmp_path / "run", 2, program=program, **COMMON, on_nan="rollback")
     assert log.count("going back to the newest checkpoint") == 1
     events = [line["event"] for line in read_record(tmp_path / "run")]
     assert events.count("not_finite") == 1
@@ -586,7 +571,7 @@ def test_ranks_that_roll_back_leave_nothing_on_gpus_and_no_pipes(
 ) -> None:
     program = (SIMULATED, "--network", "tests.support.broken_network:OftenNanAlexNet")
     changes = {**COMMON, **GPUS, "collective": collective, "on_nan": "rollback"}
-    log = train_ranks(data, tmp_path / "run", 3, program=program, **changes)
+    log = train_ranks_log(data, tmp_path / "run", 3, program=program, **changes)
     assert log.count("going back to the newest checkpoint") == 3
     assert log.count("left on GPUs: 0, shared: 0\n") == 3
     files = re.findall(r"files of 4 runs: \[(\d+)\] then \[(\d+)\]\n", log)

@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from tests.support.norm_network import CROP, NETWORK
-from tests.support.ranks import Starter, need_ranks, run_ranks
-from tests.support.runs import RunningJob, assert_same_bits, train
+from tests.support.ranks import Starter
+from tests.support.runs import RunningJob, assert_same_bits, train, train_ranks
 from tests.support.tiny import prepare, run_program, settings
 
 slow = pytest.mark.slow
@@ -67,11 +67,8 @@ def test_any_number_of_trainers(
 def test_any_number_of_ranks(
     data: Path, case: dict[str, Any], alone: Path, tmp_path: Path, ranks: int, by: Starter
 ) -> None:
-    if by == "mpirun":
-        need_ranks()
-    result = run_ranks(ranks, "train.py", settings(data, tmp_path / "run", **case), 400, by)
-    assert result.returncode == 0, result.stderr
-    assert_same_bits(tmp_path / "run", alone)
+    run = train_ranks(data, tmp_path / "run", ranks, by, timeout=400, **case)
+    assert_same_bits(run, alone)
 
 
 @slow
@@ -87,9 +84,7 @@ def test_a_killed_run_continues_with_other_numbers_of_trainers(
     job = RunningJob(data, run, 5, **saves, devices=["cpu"] * 2, resume_train=True)
     job.signal(signal.SIGINT, "group")
     job.end(130)
-    arguments = settings(data, run, **saves, resume_train=True)
-    result = run_ranks(4, "train.py", arguments, 400, "torchrun")
-    assert result.returncode == 0, result.stderr
+    train_ranks(data, run, 4, "torchrun", timeout=400, **saves, resume_train=True)
     assert_same_bits(run, alone)
 
 

@@ -23,7 +23,8 @@ from safetensors.numpy import load_file
 
 from tests.artifacts.test_tensorboard import TRAIN, VALIDATION, curve, read, write
 from tests.support.browser import browser_page
-from tests.support.tiny import read_record, run_program, settings, start_program, without_times
+from tests.support.runs import assert_same_bits, train
+from tests.support.tiny import finish, read_record, settings, start_program
 
 Points = list[tuple[int, float]]
 
@@ -48,8 +49,7 @@ def assert_curves_are_the_record(run: Path) -> None:
 def test_a_run_that_was_interrupted_has_every_point_once(data: Path, tmp_path: Path) -> None:
     common = {"batch_size": 4, "n_epochs": 3}
     for changes in ({"n_epochs": 2}, {"resume_train": True, "load_epoch": 2}):
-        result = run_program("train.py", settings(data, tmp_path, **{**common, **changes}))
-        assert result.returncode == 0, result.stderr
+        train(data, tmp_path, **{**common, **changes})
     assert len(curve(tmp_path, "loss/training")) == 12
     assert_curves_are_the_record(tmp_path)
     found = read(tmp_path)
@@ -70,27 +70,21 @@ def test_a_run_that_was_interrupted_has_every_point_once(data: Path, tmp_path: P
 @pytest.mark.slow
 def test_an_event_file_that_cannot_be_written_changes_nothing(data: Path, tmp_path: Path) -> None:
     common = {"batch_size": 4, "n_epochs": 4}
-    arguments = settings(data, tmp_path / "plain", **common, tensorboard=False)
-    assert run_program("train.py", arguments).returncode == 0
-    assert list((tmp_path / "plain").glob("events*")) == []
+    plain = train(data, tmp_path / "plain", **common, tensorboard=False)
+    assert list(plain.glob("events*")) == []
     # Room for a checkpoint of 430 kB, not for pictures of noise from four epochs.
+    run = tmp_path / "run"
     process = start_program(
         "train.py",
-        settings(data, tmp_path / "run", **common),
+        settings(data, run, **common),
         preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (450_000, 450_000)),
     )
-    _, errors = process.communicate(timeout=120)
-    assert process.returncode == 0, errors
+    _, errors = finish(process)
     assert errors.count("nothing more is written for TensorBoard: OSError: [Errno 27]") == 1
-    ours, theirs = (tmp_path / name for name in ("run", "plain"))
-    left, right = (load_file(run / "epoch-0004.safetensors") for run in (ours, theirs))
-    assert left.keys() == right.keys()
-    assert all(value.tobytes() == right[name].tobytes() for name, value in left.items())
-    lines = [[without_times(line) for line in read_record(run)] for run in (ours, theirs)]
-    assert lines[0] == lines[1]
-    shown = curve(ours, "loss/training")
+    assert_same_bits(run, plain)
+    shown = curve(run, "loss/training")
     assert 4 <= len(shown) < 16
-    np.testing.assert_allclose(shown, recorded(ours, "train", "loss")[: len(shown)], rtol=1e-6)
+    np.testing.assert_allclose(shown, recorded(run, "train", "loss")[: len(shown)], rtol=1e-6)
 
 
 @dataclass(frozen=True)

@@ -1,7 +1,6 @@
 """Runs that are traced: what their traces hold, and that they compute what others compute."""
 
 import signal
-import time
 import timeit
 from collections import Counter
 from pathlib import Path
@@ -17,9 +16,15 @@ from tandem.trace.chrome import read_trace
 from tandem.trace.spans import spans_of
 from tandem.training import tracing
 from tests.support.perfetto import perfetto
-from tests.support.ranks import Starter, need_ranks, run_ranks
-from tests.support.runs import RunningJob, assert_same_bits, train, train_log
-from tests.support.tiny import prepare, run_program, settings
+from tests.support.ranks import Starter
+from tests.support.runs import (
+    RunningJob,
+    assert_same_bits,
+    train,
+    train_log,
+    train_ranks,
+)
+from tests.support.tiny import prepare, run_program, settings, wait_until
 from tests.support.traces import coverage, parts_of, span_seconds, spans_in, steps_in
 
 slow = pytest.mark.slow
@@ -214,13 +219,9 @@ def test_ranks_average_buckets_in_a_thread(
     data: Path, tmp_path: Path, untraced: Path, by: Starter, trace: str, para_load: bool
 ) -> None:
     """The run ends before the steps to record do."""
-    if by == "mpirun":
-        need_ranks()
-    run = tmp_path / "run"
     changes = {**TWO, "devices": ["cpu"], "bucket_mb": 0.5, "para_load": para_load}
     changes |= {"trace": trace, "trace_steps": [3, 100]}
-    result = run_ranks(2, "train.py", settings(data, run, **changes), by=by)
-    assert result.returncode == 0, result.stderr
+    run = train_ranks(data, tmp_path / "run", 2, by, **changes)
     assert_same_bits(run, untraced)
     for rank in range(2):
         path = run / f"trace-{rank}.json"
@@ -261,11 +262,8 @@ def test_lines_of_a_larger_network_cover_its_steps(data: Path, tmp_path: Path) -
 @slow
 @pytest.mark.parametrize("rule", ["easgd", "gosgd"])
 def test_asynchronous_ranks_are_traced(data: Path, tmp_path: Path, rule: str) -> None:
-    need_ranks()
     changes = {**TWO, "devices": ["cpu"], "rule": rule, "exchange": "average", "check_every": 0}
-    traced = {"trace": "steps", "trace_steps": WINDOW}
-    result = run_ranks(2, "train.py", settings(data, tmp_path, **changes, **traced))
-    assert result.returncode == 0, result.stderr
+    train_ranks(data, tmp_path, 2, **changes, trace="steps", trace_steps=WINDOW)
     for rank in range(2):
         found = spans_in(tmp_path / f"trace-{rank}.json")
         assert len(steps_in(found)) == 7
@@ -287,11 +285,9 @@ def test_trainers_that_divide_layers_meet_within_gradients(data: Path, tmp_path:
 
 @slow
 def test_simulated_gpus_are_waited_for(data: Path, tmp_path: Path) -> None:
-    need_ranks()
     changes = {**TWO, "devices": ["cuda:0", "cuda:1"], "compile": False, "precision": "float32"}
-    arguments = settings(data, tmp_path, **changes, trace="steps", trace_steps=WINDOW)
-    result = run_ranks(2, "tests/support/simulated_train.py", arguments)
-    assert result.returncode == 0, result.stderr
+    changes |= {"trace": "steps", "trace_steps": WINDOW}
+    train_ranks(data, tmp_path, 2, program=("tests/support/simulated_train.py",), **changes)
     found = spans_in(tmp_path / "trace-0.json")
     assert {"gradients", "synchronize", "exchange", "update"} <= {span.name for span in found}
     counted = [e["args"] for e in read_trace(tmp_path / "trace-0.json").events if e["ph"] == "C"]
@@ -304,10 +300,7 @@ def test_a_killed_run_leaves_what_was_written(data: Path, tmp_path: Path) -> Non
     changes = {**TWO, "n_epochs": 100_000, "trace": "steps", "trace_steps": [1, 10**7]}
     job = RunningJob(data, run, **changes)
     names = {f"trace-{rank}{suffix}.json" for rank in (0, 1) for suffix in ("", "-loader")}
-    deadline = time.monotonic() + 60
-    while not names <= {path.name for path in run.iterdir()}:
-        assert time.monotonic() < deadline
-        time.sleep(0.02)
+    assert wait_until(lambda: names <= {path.name for path in run.iterdir()}, 60)
     job.signal(signal.SIGKILL, "group")
     job.process.wait()
     recorded = {name: read_trace(run / name).processes[0].recorded_steps for name in names}

@@ -17,8 +17,8 @@ import pytest
 from tandem.artifacts.run_folder import list_checkpoints
 from tandem.trace.chrome import read_trace
 from tandem.trace.merge import merge
-from tests.support.machines import CABLE, Machines, missing_for_two_machines, two_machines
-from tests.support.ranks import need_ranks, starter
+from tests.support.machines import CABLE, Machines, two_machines
+from tests.support.ranks import need_two_machines, starter
 from tests.support.runs import assert_close, assert_same_bits, train
 from tests.support.tiny import ROOT, prepare, python_path, settings
 
@@ -36,9 +36,7 @@ if engine.rank == 0:
 
 @pytest.fixture(autouse=True, scope="module")
 def _machines() -> None:
-    need_ranks()
-    if reason := missing_for_two_machines():
-        pytest.skip(reason)
+    need_two_machines()
 
 
 @pytest.fixture(scope="module")

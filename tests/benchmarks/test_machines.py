@@ -2,7 +2,6 @@
 
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -10,9 +9,9 @@ import pytest
 
 from benchmarks.ranks import Job, run
 from tandem.cost.exchange import Layout, load
-from tests.support.machines import Machines, missing_for_two_machines, two_machines
-from tests.support.ranks import need_ranks, starter
-from tests.support.tiny import ROOT, prepare, settings, wait_for_steps
+from tests.support.machines import Machines, two_machines
+from tests.support.ranks import need_two_machines, starter
+from tests.support.tiny import ROOT, prepare, settings, wait_for_steps, wait_until
 
 PARAMETERS = 500_000  # MPI passes shorter vectors on in other ways
 TIMEOUT = 3  # seconds without a sign of life
@@ -20,9 +19,7 @@ TIMEOUT = 3  # seconds without a sign of life
 
 @pytest.fixture(autouse=True, scope="module")
 def _machines() -> None:
-    need_ranks()
-    if reason := missing_for_two_machines():
-        pytest.skip(reason)
+    need_two_machines()
 
 
 @pytest.fixture
@@ -44,10 +41,7 @@ def test_machines_are_gone_afterwards_with_what_runs_on_them() -> None:
     with two_machines() as pair:
         assert all(name in names() for name in pair.names)
         left = subprocess.Popen([*pair.on(1), "sleep", "600"])
-        deadline = time.monotonic() + 20
-        while not processes(pair, 1):
-            assert time.monotonic() < deadline
-            time.sleep(0.01)
+        assert wait_until(lambda: processes(pair, 1), 20)
     assert left.wait(10) != 0
     assert not any(name in names() for name in pair.names)
 
@@ -98,7 +92,4 @@ def test_a_cable_that_is_cut_ends_both_machines(pair: Machines, tmp_path: Path) 
     _, errors = job.communicate(timeout=TIMEOUT + 20)
     assert job.returncode == 1
     assert f"trainer 1: has given no sign of life for {TIMEOUT} s" in errors
-    deadline = time.monotonic() + 10
-    while processes(pair, 0) or processes(pair, 1):
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
+    assert wait_until(lambda: not (processes(pair, 0) or processes(pair, 1)), 10)

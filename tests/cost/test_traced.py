@@ -14,7 +14,8 @@ from tandem.cost.traced import machine_of_trace
 from tandem.errors import InputError
 from tandem.trace.chrome import Event, Header, Trace, names, read_trace, write_trace
 from tandem.trace.spans import spans_of
-from tests.support.tiny import prepare, run_program, settings
+from tests.support.runs import train
+from tests.support.tiny import prepare
 
 SPEED = Speed(
     trainers=2,
@@ -186,8 +187,7 @@ def test_the_lines_of_a_run_are_those_that_are_counted(tmp_path: Path, trainers:
     data, run = prepare(tmp_path / "data", train=48 * trainers), tmp_path / "run"
     changes = {"batch_size": 4, "width": 0.25, "trace": "ops", "trace_steps": [2, 12]}
     changes |= {"devices": ["cpu"] * trainers, "exchange": "average"}
-    result = run_program("train.py", settings(data, run, **changes))
-    assert result.returncode == 0, result.stderr
+    train(data, run, **changes)
     config = Config(batch_size=4, width=0.25, crop_size=67, exchange="average")
     (speed,) = machine_of_trace(run, config, 3).speeds
     assert (speed.trainers, speed.threads) == (trainers, 1)

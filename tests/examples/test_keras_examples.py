@@ -1,10 +1,6 @@
 """The examples after PyDTNN's listings, on synthetic pictures: by devices, and by ranks."""
 
-import os
 import re
-import shutil
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -14,7 +10,8 @@ from examples.keras_cifar import main, make_model
 # isort: split
 import keras
 
-from tests.support.tiny import ROOT, python_path, read_record
+from tests.support.ranks import Starter, need_ranks, run_ranks
+from tests.support.tiny import read_record
 
 TRIAL = ("--synthetic", "--weights_dir")
 
@@ -41,29 +38,10 @@ def test_a_second_start_only_evaluates(tmp_path: Path, capsys: pytest.CaptureFix
 
 @pytest.mark.slow
 @pytest.mark.parametrize("launcher", ["mpirun", "torchrun"])
-def test_ranks_train_it(tmp_path: Path, launcher: str) -> None:
-    python = Path(sys.executable)
-    if launcher == "mpirun":
-        pytest.importorskip("mpi4py", reason="mpi4py is not installed")
-        command = [str(shutil.which("mpirun", path=python.parent)), "-n", "2", str(python)]
-    else:
-        command = [str(python), "-m", "torch.distributed.run"]
-        command += ["--nproc-per-node", "2"]
-    result = subprocess.run(
-        [
-            *command,
-            "-m",
-            "examples.keras_ranks",
-            "--synthetic",
-            "--weights_dir",
-            str(tmp_path / "run"),
-        ],
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        env={**os.environ, "PYTHONPATH": python_path()},
-        timeout=240,
-    )
+def test_ranks_train_it(tmp_path: Path, launcher: Starter) -> None:
+    need_ranks(launcher)
+    arguments = ["examples.keras_ranks", *TRIAL, str(tmp_path / "run")]
+    result = run_ranks(2, "-m", arguments, timeout=240, by=launcher)
     assert result.returncode == 0, result.stderr
     record = [line for line in read_record(tmp_path / "run") if line["event"] == "validation"]
     assert [line["epoch"] for line in record] == [1, 2]

@@ -6,9 +6,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from tests.support.ranks import Starter, missing, run_ranks
-from tests.support.runs import train, weights
-from tests.support.tiny import read_record, settings
+from tests.support.ranks import Starter
+from tests.support.runs import train, train_ranks, weights
+from tests.support.tiny import read_record
 
 pytestmark = [pytest.mark.gpu, pytest.mark.timeout(240)]
 
@@ -48,12 +48,8 @@ def test_ranks_on_a_gpu_compute_what_one_trainer_does_on_the_host(
     ranks: int,
     changes: dict[str, object],
 ) -> None:
-    if starter == "mpirun" and (reason := missing()):
-        pytest.skip(reason)
-    run, devices = tmp_path / "run", ["cuda:0"] * ranks
-    arguments = settings(data, run, **COMMON, **changes, devices=devices, batch_size=4 // ranks)
-    result = run_ranks(ranks, "train.py", arguments, by=starter, timeout=200)
-    assert result.returncode == 0, result.stderr
+    changes = {**COMMON, **changes, "devices": ["cuda:0"] * ranks, "batch_size": 4 // ranks}
+    run = train_ranks(data, tmp_path / "run", ranks, starter, timeout=200, **changes)
     ours, theirs = weights(run), weights(on_host)
     for name, value in theirs.items():
         np.testing.assert_allclose(ours[name], value, rtol=1e-7, atol=1e-10, err_msg=name)
@@ -63,12 +59,8 @@ def test_ranks_on_a_gpu_compute_what_one_trainer_does_on_the_host(
 
 @pytest.mark.parametrize("rule", ["easgd", "gosgd"])
 def test_ranks_on_a_gpu_need_not_be_in_step(data: Path, tmp_path: Path, rule: str) -> None:
-    if reason := missing():
-        pytest.skip(reason)
-    run, devices = tmp_path / "run", ["cuda:0", "cuda:0"]
-    changes = {**COMMON, "check_every": 0, "rule": rule, "gosgd_p": 0.5, "devices": devices}
-    result = run_ranks(2, "train.py", settings(data, run, **changes), timeout=200)
-    assert result.returncode == 0, result.stderr
+    changes = {**COMMON, "check_every": 0, "rule": rule, "gosgd_p": 0.5, "devices": ["cuda:0"] * 2}
+    run = train_ranks(data, tmp_path / "run", 2, timeout=200, **changes)
     assert [line["event"] for line in read_record(run)].count("validation") == 2
 
 

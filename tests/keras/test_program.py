@@ -17,6 +17,7 @@ from tandem.launch import keras_models
 from tandem.launch.keras_models import with_keras_model
 from tandem.layers.network import KERAS_NETWORK, NetworkDescription
 from tests.support.keras_models import keras
+from tests.support.runs import train
 from tests.support.tiny import prepare, run_program, settings
 
 pytestmark = pytest.mark.filterwarnings("ignore:__array__ implementation")
@@ -136,12 +137,10 @@ def test_the_program_trains_a_keras_model(tmp_path: Path, kind: str) -> None:
     run = tmp_path / "run"
     changes = {"network": name, "crop_size": size, "width": 1.0, "batch_size": 4, "norm_rows": 4}
     changes["network_options"] = json.dumps(options)
-    given = settings(data, run, **changes)
-    tried = run_program("train.py", [*given, "--try"])
+    tried = run_program("train.py", [*settings(data, run, **changes), "--try"])
     assert tried.returncode == 0, tried.stderr
     assert not run.exists()
-    result = run_program("train.py", given)
-    assert result.returncode == 0, result.stderr
+    train(data, run, **changes)
     newest = list_checkpoints(run)[-1]
     trained = tandem.keras.load_model(run)
     assert trained.output_shape == (None, classes)
@@ -151,6 +150,4 @@ def test_the_program_trains_a_keras_model(tmp_path: Path, kind: str) -> None:
     for named in ([], ["--network", name]):
         validated = run_program("validate.py", ["--weights", str(newest), *named])
         assert validated.returncode == 0, validated.stderr
-    given = settings(data, run, **changes, n_epochs=2, resume_train=True)
-    again = run_program("train.py", given)
-    assert again.returncode == 0, again.stderr
+    train(data, run, **changes, n_epochs=2, resume_train=True)

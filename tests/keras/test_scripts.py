@@ -5,40 +5,25 @@ import re
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
 
 from tandem.artifacts.run_folder import list_checkpoints
-from tests.support.ranks import Starter, command, missing
-from tests.support.tiny import ROOT, is_gone, python_path
+from tests.support.ranks import Starter, command, need_ranks
+from tests.support.tiny import ROOT, finish, is_gone, python_path, start, wait_until
 
 pytestmark = pytest.mark.slow
 SCRIPT = ROOT / "tests" / "support" / "keras_script.py"
 
 
-def start(command: list[str], folder: Path) -> "subprocess.Popen[str]":
-    return subprocess.Popen(
-        command,
-        cwd=folder,
-        env={**os.environ, "PYTHONPATH": python_path(), "OMP_NUM_THREADS": "1"},
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        start_new_session=True,
-    )
+def started(command: list[str], folder: Path) -> "subprocess.Popen[str]":
+    environment = {**os.environ, "PYTHONPATH": python_path(), "OMP_NUM_THREADS": "1"}
+    return start(command, folder, stderr=subprocess.STDOUT, env=environment)
 
 
-def run(command: list[str], folder: Path, seconds: float = 400) -> str:
-    process = start(command, folder)
-    try:
-        output, _ = process.communicate(timeout=seconds)
-    finally:
-        if process.poll() is None:
-            os.killpg(process.pid, signal.SIGKILL)
-    assert process.returncode == 0, output
-    return output
+def run(command: list[str], folder: Path) -> str:
+    return finish(started(command, folder), timeout=400)[0]
 
 
 def script(folder: Path, devices: str = "cpu", epochs: int = 3) -> list[str]:
@@ -70,18 +55,15 @@ def test_three_trainers_learn_what_one_does(one: float, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("starter", ["mpirun", "torchrun"])
 def test_ranks_learn_what_one_process_does(one: float, tmp_path: Path, starter: Starter) -> None:
-    if starter == "mpirun" and (reason := missing()):
-        pytest.skip(reason)
+    need_ranks(starter)
     output = run([*command(2, starter), *script(tmp_path)[1:]], tmp_path)
     assert totals(output) == [pytest.approx(one, rel=1e-9)] * 2
 
 
 def test_a_killed_script_ends_with_the_same_bits(one: float, tmp_path: Path) -> None:
     """Also the rates that a callback has decided, and those of the second fit."""
-    process = start(script(tmp_path), tmp_path)
-    deadline = time.monotonic() + 200
-    while len(list_checkpoints(tmp_path / "run")) < 3 and time.monotonic() < deadline:
-        time.sleep(0.02)
+    process = started(script(tmp_path), tmp_path)
+    wait_until(lambda: len(list_checkpoints(tmp_path / "run")) >= 3, 200)
     os.kill(process.pid, signal.SIGKILL)
     process.wait()
     assert is_gone(process.pid, 20)
@@ -109,7 +91,7 @@ except KeyboardInterrupt:
 
 
 def test_an_interrupted_fit_keeps_the_weights(tmp_path: Path) -> None:
-    process = start([sys.executable, "-c", INTERRUPTED], tmp_path)
+    process = started([sys.executable, "-c", INTERRUPTED], tmp_path)
     assert process.stdout is not None
     while (line := process.stdout.readline()) and line != "epoch\n":
         pass

@@ -3,7 +3,6 @@
 import json
 import os
 import signal
-import time
 from pathlib import Path
 from typing import Any
 
@@ -12,9 +11,15 @@ import pytest
 from tandem.artifacts.epochs import epochs_of, logs_of
 from tandem.artifacts.metrics_log import read_records
 from tandem.artifacts.run_folder import list_checkpoints
-from tests.support.ranks import Job, need_ranks, run_ranks
-from tests.support.runs import RunningJob, assert_same_bits, assert_same_weights, train
-from tests.support.tiny import run_program, settings
+from tests.support.ranks import Job, need_ranks
+from tests.support.runs import (
+    RunningJob,
+    assert_same_bits,
+    assert_same_weights,
+    train,
+    train_ranks,
+)
+from tests.support.tiny import kill, settings, wait_until
 
 pytestmark = pytest.mark.slow
 
@@ -24,12 +29,9 @@ COMMON = {"batch_size": 2, "n_epochs": 5, "print_freq": 2, "print_epochs": True}
 
 def run(data: Path, folder: Path, ranks: int, **changes: Any) -> None:
     if ranks:
-        arguments = settings(data, folder, **{"devices": "cpu", **COMMON, **changes})
-        result = run_ranks(ranks, "train.py", arguments)
+        train_ranks(data, folder, ranks, **{"devices": "cpu", **COMMON, **changes})
     else:
-        two = {"devices": ["cpu", "cpu"], **COMMON, **changes}
-        result = run_program("train.py", settings(data, folder, **two))
-    assert result.returncode == 0, result.stderr
+        train(data, folder, **{"devices": ["cpu", "cpu"], **COMMON, **changes})
 
 
 @pytest.mark.parametrize("ranks", [0, 2], ids=["local", "ranks"])
@@ -67,15 +69,8 @@ def started(data: Path, folder: Path, **changes: Any) -> RunningJob:
         0,
         **{"devices": ["cpu", "cpu"], **COMMON, "callbacks": f"{HERE}:Hangs", **changes},
     )
-    wait_for(folder / "waiting")
+    assert wait_until((folder / "waiting").exists, 90, job.process), kill(job.process)
     return job
-
-
-def wait_for(path: Path) -> None:
-    deadline = time.monotonic() + 90
-    while not path.exists():
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
 
 
 @pytest.mark.parametrize("victim", ["launcher", "trainer 0", "trainer 1"])
@@ -124,7 +119,7 @@ def test_no_wait_outlives_a_rank(data: Path, tmp_path: Path, victim: str) -> Non
     folder = tmp_path / "run"
     changes = {**COMMON, "callbacks": f"{HERE}:Hangs", "devices": "cpu"}
     job = Job(2, "train.py", settings(data, folder, **changes))
-    wait_for(folder / "waiting")
+    job.wait_until((folder / "waiting").exists, 90)
     os.kill(job.find(victim), signal.SIGKILL)
     assert job.finish().returncode != 0
     assert [path.name for path in list_checkpoints(folder)] == ["epoch-0001.safetensors"]

@@ -6,12 +6,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 from PIL import Image
-from safetensors.numpy import load_file
 
 from tandem.classify.cli import run_classification
 from tandem.export.cli import main as export
 from tests.support.lazily import Lazily
-from tests.support.runs import train
+from tests.support.runs import assert_same_weights, train
 from tests.support.tiny import prepare, read_record
 
 onnxruntime = Lazily("onnxruntime")
@@ -37,10 +36,7 @@ def test_a_network_in_every_program(
     parts = train(data, tmp_path / "parts", 400, **changes, n_epochs=1)
     train(data, parts, 400, **changes, n_epochs=3, resume_train=True)
     weights = whole / "epoch-0003.safetensors"
-    ours, resumed = load_file(weights), load_file(parts / weights.name)
-    assert {*ours} == {*resumed}
-    for array, value in ours.items():
-        np.testing.assert_array_equal(value, resumed[array], err_msg=array)
+    assert_same_weights(parts, whole)
     losses = [float(str(line["loss"])) for line in read_record(whole) if line["event"] == "train"]
     assert np.isfinite(losses).all()
 

@@ -9,15 +9,15 @@ import signal
 import socket
 import subprocess
 import sys
-import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from functools import cache
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import pytest
 
-from tests.support.tiny import ROOT, python_path, settings
+from tests.support.machines import missing_for_two_machines
+from tests.support.tiny import ROOT, count_steps, python_path, settings, wait_until
 
 Starter = Literal["mpirun", "torchrun"]
 
@@ -60,9 +60,16 @@ def command(ranks: int, by: Starter = "mpirun", restarts: int = 0) -> list[str]:
     return [str(starter()), "-n", str(ranks), sys.executable]
 
 
-def need_ranks() -> None:
-    """Skip a test, or a module of tests, where ranks can't be started."""
-    if reason := missing():
+def need_ranks(by: Starter = "mpirun") -> None:
+    """Skip a test, or a module of tests, where ranks can't be started; torchrun is always there."""
+    if by == "mpirun" and (reason := missing()):
+        pytest.skip(reason)
+
+
+def need_two_machines() -> None:
+    """Skip a test, or a module of tests, where ranks on two machines can't be started."""
+    need_ranks()
+    if reason := missing_for_two_machines():
         pytest.skip(reason)
 
 
@@ -119,14 +126,13 @@ class Job:
         by_name = {comm: pid for pid, comm in self.processes().items()}
         return by_name[name.replace(" ", "-")]
 
+    def wait_until(self, condition: Callable[[], Any], seconds: float) -> None:
+        """Wait for a condition; fail if the job ends before, or it takes too long."""
+        assert wait_until(condition, seconds, self.process), self.finish(1)
+
     def is_gone(self, seconds: float = 8.0) -> bool:
         """Whether no process is left, or none soon: loaders take a moment to notice the end."""
-        deadline = time.monotonic() + seconds
-        while self.processes():
-            if time.monotonic() > deadline:
-                return False
-            time.sleep(0.05)
-        return True
+        return bool(wait_until(lambda: not self.processes(), seconds))
 
 
 def run_ranks(
@@ -151,11 +157,7 @@ def job(
 ) -> Job:
     """Start ranks, and return when the record has `steps` lines."""
     started = Job(ranks, "train.py", settings(data, run, **changes), by, restarts)
-    record, deadline = run / "record.jsonl", time.monotonic() + 180
-    while not record.exists() or record.read_bytes().count(b"\n") < steps:
-        if started.process.poll() is not None or time.monotonic() > deadline:
-            raise AssertionError(f"the run has not reached these steps: {started.finish(1)}")
-        time.sleep(0.05)
+    started.wait_until(lambda: count_steps(run) >= steps, 180)
     return started
 
 
@@ -164,12 +166,7 @@ def leaves_no_memory(before: set[str], seconds: float = 10) -> bool:
 
     A test that runs at the same time may have a few for a moment.
     """
-    deadline = time.monotonic() + seconds
-    while not mpich_memory() <= before:
-        if time.monotonic() > deadline:
-            return False
-        time.sleep(0.2)
-    return True
+    return bool(wait_until(lambda: mpich_memory() <= before, seconds))
 
 
 def mpich_memory() -> set[str]:

@@ -12,6 +12,7 @@ import pytest
 from safetensors.numpy import load_file
 
 from tandem.artifacts.run_folder import list_checkpoints
+from tests.support.ranks import Starter, need_ranks, run_ranks
 from tests.support.tiny import (
     find_process,
     is_gone,
@@ -34,6 +35,29 @@ def train(data: Path, run: Path, timeout: float = 120, **changes: Any) -> Path:
 def train_log(data: Path, run: Path, timeout: float = 120, **changes: Any) -> str:
     """Train on this machine, check that it succeeds; return the log."""
     result = run_program("train.py", settings(data, run, **changes), timeout)
+    assert result.returncode == 0, result.stderr
+    return result.stderr
+
+
+def train_ranks(data: Path, run: Path, ranks: int, by: Starter = "mpirun", **changes: Any) -> Path:
+    """Train as ranks, check that it succeeds; return `run`."""
+    train_ranks_log(data, run, ranks, by, **changes)
+    return run
+
+
+def train_ranks_log(
+    data: Path,
+    run: Path,
+    ranks: int,
+    by: Starter = "mpirun",
+    program: tuple[str, ...] = ("train.py",),
+    timeout: float = 120,
+    **changes: Any,
+) -> str:
+    """Train as ranks, check that it succeeds; return the log. Skip where there is no mpirun."""
+    need_ranks(by)
+    arguments = [*program[1:], *settings(data, run, **changes)]
+    result = run_ranks(ranks, program[0], arguments, timeout, by)
     assert result.returncode == 0, result.stderr
     return result.stderr
 
@@ -80,6 +104,13 @@ class RunningJob:
         assert is_gone(self.pid)
         assert shared_memory() <= self._shared
         return errors
+
+
+def forget_after(run: Path, name: str) -> None:
+    """Delete checkpoints after that of an epoch, as if the run had been stopped in the next."""
+    for later in list_checkpoints(run):
+        if later.name >= f"{name}-":
+            later.unlink()
 
 
 def weights(run: Path, index: int = -1) -> dict[str, np.ndarray]:
