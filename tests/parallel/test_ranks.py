@@ -25,8 +25,8 @@ from tandem.parallel import Pool
 from tandem.parallel.rank_messages import Messenger, key_path
 from tandem.parallel.rank_team import share_memory
 from tests.support import parallel_work
-from tests.support.machines import CABLE, missing_for_two_machines, two_machines
-from tests.support.ranks import Job, Starter, need_ranks, run_ranks, starter
+from tests.support.machines import CABLE, two_machines
+from tests.support.ranks import Job, Starter, need_ranks, need_two_machines, run_ranks, starter
 from tests.support.tiny import ROOT, python_path
 
 slow = pytest.mark.slow
@@ -42,8 +42,7 @@ def _own_key(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 def run(ranks: int, *words: str, by: Starter = "mpirun", timeout: float = 200) -> str:
     """Run a program as ranks, which has to succeed; return its output."""
-    if by == "mpirun":
-        need_ranks()
+    need_ranks(by)
     result = run_ranks(ranks, words[0], words[1:], timeout, by)
     assert result.returncode == 0, result.stdout[-4000:] + result.stderr[-4000:]
     return result.stdout
@@ -91,7 +90,7 @@ def test_ranks_on_gpus_compute_the_bits_of_processes(two: Pool, tmp_path: Path) 
 
 @slow
 @pytest.mark.parametrize(("by", "ranks"), [("mpirun", 2), ("mpirun", 3), ("torchrun", 2)])
-@pytest.mark.parametrize("files", ["collectives function", "faults pool old_faults graphs data"])
+@pytest.mark.parametrize("files", ["collectives function", "faults pool graphs data"])
 def test_pools_of_ranks_pass_the_tests_of_pools(by: Starter, ranks: int, files: str) -> None:
     paths = [f"tests/parallel/test_{name}.py" for name in files.split()]
     run(ranks, *RANK_POOL, str(ranks // 3), "-", *paths, by=by)
@@ -171,15 +170,10 @@ f([[13.0]] * 4)
 def test_a_lost_rank_ends_all_with_its_name(
     by: Starter, number: signal.Signals, tmp_path: Path
 ) -> None:
-    if by == "mpirun":
-        need_ranks()
+    need_ranks(by)
     (tmp_path / "script.py").write_text(LOST)
-    path = tmp_path / "here"
-    started, deadline = Job(2, str(tmp_path / "script.py"), [str(path)], by), time.monotonic() + 90
-    while not path.exists():
-        if started.process.poll() is not None or time.monotonic() > deadline:
-            raise AssertionError(f"the worker has not been called: {started.finish(1)}")
-        time.sleep(0.05)
+    started = Job(2, str(tmp_path / "script.py"), [str(tmp_path / "here")], by)
+    started.wait_until((tmp_path / "here").exists, 90)
     lost = started.find("worker 1")
     os.kill(lost, number)
     killed = time.monotonic()
@@ -205,8 +199,7 @@ with synk.Pool(use_gpu=False, threads=1) as pool:
 @slow
 @both
 def test_an_exception_of_the_script_ends_all(by: Starter, tmp_path: Path) -> None:
-    if by == "mpirun":
-        need_ranks()
+    need_ranks(by)
     (tmp_path / "script.py").write_text(FAILS)
     result = run_ranks(2, str(tmp_path / "script.py"), by=by)
     assert result.returncode == 1
@@ -219,9 +212,7 @@ def test_an_exception_of_the_script_ends_all(by: Starter, tmp_path: Path) -> Non
 @slow
 @pytest.mark.parametrize("by", ["mpirun", "torchrun"])
 def test_two_machines_compute_the_bits_of_processes(by: Starter, two: Pool, tmp_path: Path) -> None:
-    need_ranks()
-    if reason := missing_for_two_machines():
-        pytest.skip(reason)
+    need_two_machines()
     words = [*RANK_POOL, "0", str(tmp_path / "found.npz")]
     environment = {**os.environ, "PYTHONPATH": python_path(), "GLOO_SOCKET_IFNAME": CABLE}
     with two_machines() as pair:
