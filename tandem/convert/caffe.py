@@ -83,11 +83,6 @@ def read_layers(path: Path) -> tuple[Layer, ...]:
         return tuple(_layers(Message(read_bytes(path, _MOST_BYTES))))
 
 
-def read_caffemodel(path: Path) -> CaffeNetwork:
-    """Read a caffemodel; raises InputError if it is missing, damaged, or another network's."""
-    return alexnet(path, read_layers(path))
-
-
 def alexnet(path: Path, layers: tuple[Layer, ...]) -> CaffeNetwork:
     """AlexNet or CaffeNet of the layers of a caffemodel; raises InputError for other layers."""
     with naming(path):

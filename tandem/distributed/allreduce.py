@@ -7,16 +7,13 @@ them; the arithmetic follows from which they are.
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 import numpy as np
 
 from tandem.distributed.gloo import GlooGroup
 from tandem.distributed.group import Group
 from tandem.distributed.shares import weights_and_divisor
-
-if TYPE_CHECKING:
-    pass
 
 Format = Literal["float16", "bfloat16"]
 

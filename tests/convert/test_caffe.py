@@ -14,7 +14,7 @@ from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 
 from alex_net import AlexNet
-from tandem.convert.caffe import read_caffemodel, read_mean_proto
+from tandem.convert.caffe import CaffeNetwork, alexnet, read_layers, read_mean_proto
 from tandem.errors import InputError
 from tests.support.caffe_files import PROTO, caffemodel, fill_blob, random_blobs
 from tests.support.op_checks import MODE, plain_python
@@ -37,6 +37,10 @@ BLOBS = random_blobs(shapes(network()))
 @pytest.fixture
 def path(tmp_path: Path) -> Path:
     return tmp_path / "net.caffemodel"
+
+
+def read_caffemodel(path: Path) -> CaffeNetwork:
+    return alexnet(path, read_layers(path))
 
 
 def convert(path: Path, net: Any, into: AlexNet) -> dict[str, np.ndarray]:

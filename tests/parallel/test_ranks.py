@@ -113,11 +113,6 @@ def test_the_examples_print_what_processes_do(by: Starter, example: str) -> None
     assert run(2, "-m", f"examples.{example}", by=by) == alone
 
 
-@slow
-def test_the_benchmark_of_an_empty_call_prints_its_times() -> None:
-    assert "empty call: least" in run(2, "-m", "benchmarks.parallel_ranks")
-
-
 # What can't be had
 
 
