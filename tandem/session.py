@@ -10,9 +10,7 @@ The run is one of ``tandem train``, over ranks of ``mpirun`` where the rule is a
 lines are printed here, also in a notebook.
 """
 
-import os
 import re
-import shutil
 import subprocess
 import sys
 import threading
@@ -27,6 +25,7 @@ from tandem.artifacts.metrics_log import read_records
 from tandem.artifacts.run_folder import CONFIGURATION, RECORD, list_checkpoints
 from tandem.config.command_line import RECIPES
 from tandem.config.schema import Config
+from tandem.distributed.mpi import find_mpirun
 from tandem.errors import InputError, RunError
 from tandem.launch.api import Result, Settings, checked, given_values
 from tandem.validation import listed
@@ -199,8 +198,7 @@ def _ours(name: str) -> tuple[str, str]:
 
 def _starter(ranks: int) -> list[str]:
     """Return the command that starts ranks: this Python's mpirun, or the system's."""
-    beside = Path(sys.executable).parent / "mpirun"
-    found = str(beside) if os.access(beside, os.X_OK) else shutil.which("mpirun")
+    found = find_mpirun()
     if found is None:
         raise InputError(
             "there is no mpirun, by which this rule's trainers are started: install "

@@ -38,7 +38,7 @@ def test_what_cannot_be_used_is_refused_before_anything_starts(
         rule.init(["cpu"], n_epochs=0)
     with pytest.raises(InputError, match="unknown key epochz"):
         rule.init(["cpu"], epochz=3)
-    monkeypatch.setattr("tandem.session.os.access", lambda *_: False)
+    monkeypatch.setattr("os.access", lambda *_: False)
     monkeypatch.setenv("PATH", str(tmp_path))
     with pytest.raises(InputError, match=r"no mpirun.*use BSP"):
         EASGD().init(["cpu", "cpu"])

@@ -15,10 +15,11 @@ from pathlib import Path
 import pytest
 
 from tandem.artifacts.run_folder import list_checkpoints
+from tandem.distributed.mpi import find_mpirun
 from tandem.trace.chrome import read_trace
 from tandem.trace.merge import merge
 from tests.support.machines import CABLE, Machines, two_machines
-from tests.support.ranks import need_two_machines, starter
+from tests.support.ranks import need_two_machines
 from tests.support.runs import assert_close, assert_same_bits, train
 from tests.support.tiny import ROOT, prepare, python_path, settings
 
@@ -48,7 +49,7 @@ def pair() -> Iterator[Machines]:
 def run(pair: Machines, *words: str, each: int = 1) -> "subprocess.CompletedProcess[str]":
     """Run this Python as so many ranks on each of two machines."""
     return subprocess.run(
-        [*pair.mpirun(str(starter()), each), sys.executable, *words],
+        [*pair.mpirun(str(find_mpirun()), each), sys.executable, *words],
         cwd=ROOT,
         env={**os.environ, "PYTHONPATH": python_path()},
         capture_output=True,

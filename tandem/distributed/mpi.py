@@ -9,6 +9,7 @@ import ctypes
 import mmap
 import os
 import re
+import shutil
 import sys
 import time
 from collections.abc import Callable, Sequence
@@ -46,6 +47,12 @@ def _started() -> int:
     """Return how many processes were started together; 0 where the starter does not report it."""
     values = (os.environ.get(name, "") for name in SIZES)
     return next((int(value) for value in values if value.isdigit()), 0)
+
+
+def find_mpirun() -> str | None:
+    """Return the path of this Python's mpirun, or else of the system's; None without either."""
+    beside = Path(sys.executable).parent / "mpirun"
+    return str(beside) if os.access(beside, os.X_OK) else shutil.which("mpirun")
 
 
 def join() -> "MpiGroup":

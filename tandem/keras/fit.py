@@ -27,6 +27,7 @@ from tandem.config.resolve import divided_by, group_of, resolve
 from tandem.config.schema import Config
 from tandem.data.manifest import Manifest, read_any_manifest
 from tandem.data.order import minibatch_count, trainer_shares
+from tandem.distributed.ranks import is_rank
 from tandem.errors import InputError
 from tandem.keras import arrays
 from tandem.keras.callbacks import (
@@ -54,7 +55,7 @@ from tandem.launch.api import raise_failure
 from tandem.launch.callbacks import Callbacks
 from tandem.launch.local import Launcher, LocalLauncher
 from tandem.launch.programs import execute_training
-from tandem.launch.ranks import is_rank, work_on_ranks_of_script
+from tandem.launch.ranks import work_on_ranks_of_script
 from tandem.launch.status import Status
 from tandem.layers.choices import OF_NETWORK
 from tandem.layers.network import KERAS_NETWORK, NetworkDescription

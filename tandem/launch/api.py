@@ -22,10 +22,10 @@ from tandem.artifacts.run_lock import locked
 from tandem.cli import file_beside, to_path
 from tandem.config.command_line import ANSWERS, DEFAULT_FILE, read_run_settings
 from tandem.config.schema import Config
+from tandem.distributed.ranks import is_rank
 from tandem.errors import InputError, RunError
 from tandem.launch.local import LocalLauncher
 from tandem.launch.programs import execute_training, execute_validation
-from tandem.launch.ranks import is_rank
 from tandem.processes.supervisor import Outcome
 from tandem.validation import read_yaml, validated
 

@@ -13,13 +13,14 @@ from tandem.artifacts.run_folder import list_checkpoints
 from tandem.artifacts.run_lock import FolderLock
 from tandem.cli import configure_logging, exit_status
 from tandem.config.schema import Config
+from tandem.distributed.ranks import is_rank
 from tandem.errors import InputError
 from tandem.launch.callbacks import CallbackReporter, Callbacks
 from tandem.launch.console import TrainingReporter, ValidationReporter
 from tandem.launch.keras_models import with_keras_model
 from tandem.launch.local import Launcher, LocalLauncher
 from tandem.launch.prepare import changed_settings, prepare_run
-from tandem.launch.ranks import is_rank, work_on_ranks
+from tandem.launch.ranks import work_on_ranks
 from tandem.launch.status import stage_line
 from tandem.launch.validation_report import PAGE, check_reportable, write_report
 from tandem.layers.choices import metrics_of

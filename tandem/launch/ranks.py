@@ -29,8 +29,8 @@ from tandem.artifacts.reproducibility import versions
 from tandem.artifacts.run_lock import FolderLock
 from tandem.cli import configure_logging
 from tandem.config.hardware import RankInfo, available_memory
-from tandem.distributed import gloo, mpi
 from tandem.distributed.group import PeerLost, RankGroup
+from tandem.distributed.ranks import join
 from tandem.errors import InputError
 from tandem.launch.local import Launcher, start_loader, worker_names
 from tandem.processes.child import show_name
@@ -55,17 +55,6 @@ SAVE_SECONDS = 60.0  # for a trainer that has lost another to save the last step
 # Head start of rank 0 in reporting, where all ranks fail alike. Bad input is refused when imports
 # are done, which takes one rank longer than another.
 TURN_SECONDS, INPUT_TURN_SECONDS = 0.5, 3.0
-
-
-def is_rank() -> bool:
-    """Return whether this process has been started as a rank."""
-    return gloo.is_started_by_torchrun() or mpi.is_started_by_mpi()
-
-
-def join() -> RankGroup:
-    """Join the ranks that were started together; raise `InputError` where that is impossible."""
-    # Slurm's srun may have started torchrun, and then its variables are there too.
-    return gloo.join() if gloo.is_started_by_torchrun() else mpi.join()
 
 
 def work_on_ranks(work: Callable[[Launcher], int]) -> int:

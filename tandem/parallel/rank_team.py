@@ -23,7 +23,8 @@ from typing import Any, ClassVar, NoReturn
 import numpy as np
 
 from tandem.config.hardware import available_cores
-from tandem.distributed import PeerLost, gloo, mpi
+from tandem.distributed import PeerLost, gloo
+from tandem.distributed import ranks as started
 from tandem.distributed.group import RankGroup
 from tandem.errors import InputError
 from tandem.memory import HostBuffer
@@ -45,14 +46,10 @@ _EXIT_SECONDS = 0.5  # for what has killed a rank to be reported by its starter 
 
 def is_rank() -> bool:
     """Return whether mpirun or torchrun has started this process, and no child has inherited it."""
-    is_child = multiprocessing.parent_process() is not None
-    return not is_child and (gloo.is_started_by_torchrun() or mpi.is_started_by_mpi())
+    return multiprocessing.parent_process() is None and started.is_rank()
 
 
-@functools.cache  # a process joins once
-def join() -> RankGroup:
-    """Join the ranks that were started together; raise InputError where that is impossible."""
-    return gloo.join() if gloo.is_started_by_torchrun() else mpi.join()
+join = functools.cache(started.join)  # a process joins once
 
 
 def choose_rank_devices(

@@ -9,8 +9,9 @@ import pytest
 
 from benchmarks.ranks import Job, run
 from tandem.cost.exchange import Layout, load
+from tandem.distributed.mpi import find_mpirun
 from tests.support.machines import Machines, two_machines
-from tests.support.ranks import need_two_machines, starter
+from tests.support.ranks import need_two_machines
 from tests.support.tiny import ROOT, prepare, settings, wait_for_steps, wait_until
 
 PARAMETERS = 500_000  # MPI passes shorter vectors on in other ways
@@ -84,7 +85,7 @@ def test_what_goes_by_the_cable_is_what_the_model_says(each: int) -> None:
 def test_a_cable_that_is_cut_ends_both_machines(pair: Machines, tmp_path: Path) -> None:
     data, run_folder = prepare(tmp_path / "data"), tmp_path / "run"
     changes = {"n_epochs": 10_000, "peer_timeout_seconds": TIMEOUT}
-    command = [*pair.mpirun(str(starter()), 1), sys.executable, "train.py"]
+    command = [*pair.mpirun(str(find_mpirun()), 1), sys.executable, "train.py"]
     command += settings(data, run_folder, **changes)
     job = subprocess.Popen(command, cwd=ROOT, stderr=subprocess.PIPE, text=True)
     wait_for_steps(run_folder, job, 3)

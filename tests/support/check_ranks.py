@@ -35,8 +35,8 @@ from tandem.distributed.group import RankGroup
 from tandem.distributed.kernels import average_into_all
 from tandem.distributed.mpi import MpiGroup
 from tandem.distributed.rank_vector import HostVector, RankVector
+from tandem.distributed.ranks import join
 from tandem.distributed.shares import weights_and_divisor
-from tandem.launch.ranks import join
 from tandem.memory import HostSlots, SlotLayout
 from tandem.memory.flat import FlatLayout
 from tandem.memory.parameters import HostMemory

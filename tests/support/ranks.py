@@ -4,7 +4,6 @@ import contextlib
 import importlib.util
 import itertools
 import os
-import shutil
 import signal
 import socket
 import subprocess
@@ -16,6 +15,7 @@ from typing import Any, Literal
 
 import pytest
 
+from tandem.distributed.mpi import find_mpirun
 from tests.support.machines import missing_for_two_machines
 from tests.support.tiny import ROOT, count_steps, python_path, settings, wait_until
 
@@ -30,7 +30,7 @@ def missing() -> str | None:
     """Why ranks can't be started here; None where they can."""
     if importlib.util.find_spec("mpi4py") is None:
         return "mpi4py is not installed: pip install .[mpi]"
-    if starter() is None:
+    if find_mpirun() is None:
         return "there is no mpirun: pip install .[mpi]"
     probe = "from mpi4py import MPI; print(MPI.COMM_WORLD.size)"
     result = subprocess.run(
@@ -42,12 +42,6 @@ def missing() -> str | None:
     return None
 
 
-def starter() -> str | None:
-    """Return the path of mpirun, or None."""
-    beside = Path(sys.executable).parent / "mpirun"
-    return str(beside) if beside.exists() else shutil.which("mpirun")
-
-
 def command(ranks: int, by: Starter = "mpirun", restarts: int = 0) -> list[str]:
     """Return the command that starts this Python as ranks, by torchrun again if they fail."""
     if by == "torchrun":
@@ -57,7 +51,7 @@ def command(ranks: int, by: Starter = "mpirun", restarts: int = 0) -> list[str]:
         options = ["--master-port", str(port), "--nproc-per-node", str(ranks)]
         options += ["--max-restarts", str(restarts)]
         return [sys.executable, "-m", "torch.distributed.run", *options]
-    return [str(starter()), "-n", str(ranks), sys.executable]
+    return [str(find_mpirun()), "-n", str(ranks), sys.executable]
 
 
 def need_ranks(by: Starter = "mpirun") -> None:
