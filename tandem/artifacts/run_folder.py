@@ -178,14 +178,12 @@ class RunFolder:
         self._writing: Future[Path] | None = None
         self._reserved: Future[HostBuffer] | None = None
         path = self._folder / RECORD
-        try:
+        with explained(f"weights_dir {self._folder}", "cannot be written"):
             remove_partials(self._folder)
             save_config(config, self._folder)
             self._rename_damaged(resumed)
             if path.exists():
                 truncate_after(path, state)
-        except OSError as error:
-            raise InputError(f"weights_dir {self._folder}: {error.strerror}") from error
         self._record = MetricsLog(path)
         self._write_csv()
         self._events: EventLog | None = None

@@ -83,13 +83,12 @@ def _try(folder: Path) -> FolderLock | None:
 
 
 def _create(folder: Path) -> None:
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-    except (FileExistsError, NotADirectoryError):
-        file = next(path for path in (folder, *folder.parents) if path.exists())
-        raise InputError(f"weights_dir {folder}: {file} is a file, not a folder") from None
-    except OSError as error:
-        raise InputError(f"weights_dir {folder}: cannot be created: {error.strerror}") from error
+    with explained(f"weights_dir {folder}", "cannot be created"):
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+        except (FileExistsError, NotADirectoryError):
+            file = next(path for path in (folder, *folder.parents) if path.exists())
+            raise InputError(f"weights_dir {folder}: {file} is a file, not a folder") from None
 
 
 def _received(handle: Any) -> FolderLock:

@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from tandem.data.safe_io import read_npy
-from tandem.errors import InputError
+from tandem.errors import InputError, explained
 
 if TYPE_CHECKING:
     from tandem.data.dataset import Dataset
@@ -206,10 +206,8 @@ class PictureReader:
                     f"{path}: found labels {dtype} {shape}, expected {target.dtype} {expected}"
                 )
 
-        try:
+        with explained(path, "the labels can't be read", ValueError):
             return read_npy(Path(path), check)
-        except (OSError, ValueError) as error:
-            raise InputError(f"{path}: the labels can't be read: {error}") from error
 
     def _checked(self, indices: npt.ArrayLike) -> npt.NDArray[np.int64]:
         wanted = np.asarray(indices, np.int64)

@@ -24,7 +24,7 @@ from tandem.config.hardware import gpu_memory
 from tandem.config.schema import Config
 from tandem.data.order import minibatch_count
 from tandem.distributed import RULES
-from tandem.errors import InputError
+from tandem.errors import InputError, explained
 from tandem.files import existing_folder, free_bytes
 from tandem.launch.keras_models import with_keras_model
 from tandem.launch.local import Launcher
@@ -361,10 +361,7 @@ def _folder_beside(folder: Path) -> Iterator[Path]:
     beside = existing if existing != folder.absolute() else existing.parent
     same = beside.stat().st_dev == existing.stat().st_dev
     parent = beside if same and os.access(beside, os.W_OK | os.X_OK) else existing
-    try:
+    with explained(f"weights_dir {folder}", f"{parent} cannot be written"):
         temporary = tempfile.TemporaryDirectory(prefix=".trial-", dir=parent)
-    except OSError as error:
-        reason = f"{parent} cannot be written: {error.strerror}"
-        raise InputError(f"weights_dir {folder}: {reason}") from error
     with temporary as name:
         yield Path(name)

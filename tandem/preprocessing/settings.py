@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from tandem.cli import CommandLine, Options, PathOption, option, to_path
+from tandem.config.hardware import available_cores
 from tandem.data.manifest import Layout, Resize
 from tandem.errors import InputError
 from tandem.validation import read_yaml
@@ -94,14 +95,7 @@ class Settings(Options):
 
     @property
     def processes(self) -> int:
-        return self.workers or available_cores()
-
-
-def available_cores() -> int:
-    """Number of cores that this process may use."""
-    if hasattr(os, "sched_getaffinity"):
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1
+        return self.workers or len(available_cores())
 
 
 def read_settings(

@@ -5,9 +5,10 @@ from pathlib import Path
 import pytest
 import yaml
 
+from tandem.config.hardware import available_cores
 from tandem.errors import InputError
 from tandem.preprocessing import settings as preprocessing_settings
-from tandem.preprocessing.settings import DEFAULT_CONFIG, Settings, available_cores, read_settings
+from tandem.preprocessing.settings import DEFAULT_CONFIG, Settings, read_settings
 
 FOLDERS = "train_img_dir: t\nval_img_dir: v\ntar_root_dir: out\n"
 
@@ -42,7 +43,7 @@ def test_without_arguments_it_is_read() -> None:
     assert settings.train_img_dir == root / "data" / "ILSVRC2012" / "train"
     assert settings.misc_folder == root / "data" / "imagenet" / "misc"
     assert settings.label_folder == root / "data" / "imagenet" / "labels"
-    assert settings.processes == available_cores() >= 1
+    assert settings.processes == len(available_cores()) >= 1
 
 
 def test_paths_in_the_file_are_relative_to_it(tmp_path: Path) -> None:

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import ClassVar
 
 from tandem.data.decode import PICTURE_SUFFIXES
-from tandem.errors import InputError
+from tandem.errors import InputError, explained
 from tandem.preprocessing.listed import Listed
 from tandem.preprocessing.settings import Settings
 from tandem.preprocessing.unsupported import hint_for
@@ -43,25 +43,18 @@ class Folder:
     def scan(cls, path: Path, key: str) -> "Folder":
         """List a folder; raises InputError where it cannot be read."""
         folders, pictures, others = [], [], []
-        try:
-            with os.scandir(path) as entries:
-                for entry in entries:
-                    if entry.name.startswith("."):
-                        continue
-                    if is_picture(entry.name):
-                        if entry.is_symlink() and not Path(entry.path).exists():
-                            raise InputError(
-                                f"{printable(entry.path)} ({key}): the link leads nowhere"
-                            )
-                        pictures.append(entry.name)
-                    elif entry.is_dir():
-                        folders.append(entry.name)
-                    else:
-                        others.append(entry.name)
-        except OSError as error:
-            raise InputError(
-                f"{path} ({key}): the folder cannot be read: {error.strerror}"
-            ) from None
+        with explained(f"{path} ({key})", "the folder cannot be read"), os.scandir(path) as entries:
+            for entry in entries:
+                if entry.name.startswith("."):
+                    continue
+                if is_picture(entry.name):
+                    if entry.is_symlink() and not Path(entry.path).exists():
+                        raise InputError(f"{printable(entry.path)} ({key}): the link leads nowhere")
+                    pictures.append(entry.name)
+                elif entry.is_dir():
+                    folders.append(entry.name)
+                else:
+                    others.append(entry.name)
         return cls(path, key, *(tuple(sorted(names)) for names in (folders, pictures, others)))
 
     def __str__(self) -> str:
