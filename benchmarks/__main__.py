@@ -8,7 +8,6 @@ Results go to `benchmarks/results/`: `TIME.jsonl`, whose first line has hardware
 `TIME.png`.
 """
 
-import argparse
 import json
 import subprocess
 import sys
@@ -16,7 +15,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from benchmarks.measure import machine, setting, table
+from benchmarks.measure import machine, parser_of, setting, table
 
 QUESTIONS = (
     "step",
@@ -52,12 +51,7 @@ def ask(question: str) -> list[dict[str, Any]]:
 
 def main(arguments: list[str] | None = None) -> int:
     """Measure, save and draw; return the exit status."""
-    parser = argparse.ArgumentParser(
-        prog="python -m benchmarks",
-        description=__doc__,
-        allow_abbrev=False,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+    parser = parser_of(__doc__, prog="python -m benchmarks")
     parser.add_argument("--only", nargs="+", choices=QUESTIONS, default=QUESTIONS, metavar="NAME")
     options = parser.parse_args(arguments)
     rows = [row for question in options.only for row in ask(question)]

@@ -17,7 +17,6 @@ the largest difference. The exit status is 0; 1 if that is above the tolerance; 
 be compared.
 """
 
-import argparse
 import json
 import sys
 from collections.abc import Iterator
@@ -29,6 +28,7 @@ import torch
 import torch.nn.functional as F
 
 from benchmarks.grouped_norm import normalise_groups
+from benchmarks.measure import parser_of
 from tandem.artifacts.metrics_log import TrainRecord, ValidationRecord, read_records
 from tandem.config.schema import Config, make_config
 from tandem.data.mean_image import read_mean
@@ -289,11 +289,7 @@ def plain_run(run: Path) -> tuple[Config, PlainRun]:
 
 def main(arguments: list[str] | None = None) -> int:
     """Compare a run's recorded losses with plain PyTorch's; return the exit status."""
-    parser = argparse.ArgumentParser(
-        description=__doc__,
-        allow_abbrev=False,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+    parser = parser_of(__doc__)
     parser.add_argument("run", type=Path, help="folder of a run, for steps with --print_freq 1")
     parser.add_argument("--steps", type=int, default=40, help="steps to compare (default 40)")
     parser.add_argument(

@@ -13,16 +13,17 @@ import signal
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
+from functools import partial
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Self
 
-from benchmarks.measure import Comparison, Measured, Step, compare, run
+from benchmarks.measure import Comparison, Step, compare, in_turn, run, seconds_per_call
 from benchmarks.pictures import write_data_folder
-from benchmarks.team import Team, program, serve
+from benchmarks.team import Team, gloo_ranks, program, serve
 from tandem.errors import InputError
 
 # torch is imported in the processes that are measured.
@@ -105,26 +106,21 @@ class TrainingRun:
 def answer(rounds: int, sizes: Sizes = Sizes(), steps: int = 3) -> Iterator[Comparison]:
     """Let each make `steps` steps in turn, after one that does not count; compare."""
     ours = [f"train.py, exchange: {exchange}" for exchange in EXCHANGES]
-    seconds: dict[str, list[float]] = {name: [] for name in (*ours, *TARGETS)}
+    turns: dict[str, Callable[[], float]] = {}
     with tempfile.TemporaryDirectory() as name, ExitStack() as stack:
         folder = Path(name)
         made = (rounds + 1) * (steps + 1) + 2  # in the first epoch, before any validation
         pictures = made * PROCESSES * sizes.batch
         data = write_data_folder(folder / "data", pictures, sizes.stored, sizes.classes)
         team = stack.enter_context(ddp_team(folder / "store", sizes, steps))
-        runs = []
-        for exchange in EXCHANGES:
+        for label, exchange in zip(ours, EXCHANGES, strict=True):
             program = training_run(data, folder / exchange, settings(sizes, exchange))
-            runs.append(stack.enter_context(program))
-            program.seconds_per_step(1)
-        for _ in range(1 + rounds):
-            for label, one in zip(ours, runs, strict=True):
-                seconds[label].append(one.seconds_per_step(steps))
-            for label in TARGETS:
-                seconds[label].append(max(team.do(label)))
+            stack.enter_context(program).seconds_per_step(1)
+            turns[label] = partial(program.seconds_per_step, steps)
+        for label in TARGETS:
+            turns[label] = partial(team.slowest, label)
+        found = in_turn(turns, rounds)
     question = f"two processes of one thread, {sizes.batch} pictures of {sizes.crop} pixels each"
-    # Without the first round.
-    found = {label: Measured(label, tuple(some[1:])) for label, some in seconds.items()}
     for label in ours:
         for peer, target in TARGETS.items():
             wanted = target if label == ours[0] else None
@@ -157,34 +153,21 @@ def ddp_rank(rank: int, store: Path, sizes: Sizes, steps: int, pipe: Connection)
     """Serve as the process of one rank; a task's reply is the seconds of a step."""
     os.environ["OMP_NUM_THREADS"] = "1"
     import torch
-    import torch.distributed
 
     from alex_net import AlexNet
     from benchmarks.plain_alexnet import ddp_step
 
     torch.set_num_threads(1)
-    torch.distributed.init_process_group(
-        "gloo", init_method=f"file://{store}", rank=rank, world_size=PROCESSES
-    )
     net = AlexNet(sizes.crop, sizes.classes, sizes.width)
-    eager, tuned = (ddp_step(net, sizes.batch, tuned) for tuned in (False, True))
 
-    def seconds_per_step(step: Step) -> float:
+    def seconds(step: Step) -> float:
         step()
-        begun = time.perf_counter()
-        for _ in range(steps):
-            step()
-        return (time.perf_counter() - begun) / steps
+        return seconds_per_call(step, steps)
 
-    first, second = TARGETS
-    serve(pipe, {first: lambda: seconds_per_step(eager), second: lambda: seconds_per_step(tuned)})
-    torch.distributed.destroy_process_group()
-
-
-def main(arguments: list[str] | None = None) -> int:
-    """Measure, and print; return the exit status."""
-    return run(__doc__, answer, rounds=7, arguments=arguments)
+    with gloo_ranks(store, rank, PROCESSES):
+        variants = (ddp_step(net, sizes.batch, tuned) for tuned in (False, True))
+        serve(pipe, {n: partial(seconds, s) for n, s in zip(TARGETS, variants, strict=True)})
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    raise SystemExit(run(__doc__, answer, rounds=7))

@@ -9,9 +9,7 @@ dropout. Ours passes tensors through shared memory, DTensor over gloo.
 
 import itertools
 import os
-import sys
 import tempfile
-import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
@@ -21,8 +19,8 @@ from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 
-from benchmarks.measure import Comparison, Measured, Step, compare, run
-from benchmarks.team import Team, serve
+from benchmarks.measure import Comparison, compare, in_turn, run, seconds_per_call
+from benchmarks.team import Team, gloo_ranks, serve
 
 if TYPE_CHECKING:  # torch is imported in the processes that are measured
     from tandem.distributed import LocalGroup
@@ -47,56 +45,29 @@ class Sizes:
         return list(itertools.pairwise(self.units))
 
 
-def main(arguments: list[str] | None = None) -> int:
-    """Measure, and print; return the exit status."""
-    return run(__doc__, compare_dense, rounds=7, arguments=arguments)
-
-
 def compare_dense(rounds: int, sizes: Sizes = Sizes()) -> Iterator[Comparison]:
     """Let both make steps in turn, after a round that does not count; compare."""
-    from tandem.distributed import local_groups
-
-    seconds: dict[str, list[float]] = {OURS: [], PEER: []}
-    with tempfile.TemporaryDirectory() as folder:
-        groups = local_groups(PROCESSES)
-        store = Path(folder) / "store"
-        team = Team(dense_rank, [(rank, store, sizes, groups[rank]) for rank in range(PROCESSES)])
-        for group in groups:  # whose ends are to be the processes' alone
-            group.close()
-        with team:
-            for _ in range(1 + rounds):
-                for name, some in seconds.items():
-                    some.append(max(team.do(name)))
-    ours, peer = (Measured(name, tuple(some[1:])) for name, some in seconds.items())
+    with (
+        tempfile.TemporaryDirectory() as folder,
+        Team.of_group(dense_rank, PROCESSES, Path(folder) / "store", sizes) as team,
+    ):
+        found = in_turn({name: partial(team.slowest, name) for name in (OURS, PEER)}, rounds)
     rows = sizes.rows * PROCESSES
     question = f"fully connected layers of {rows} rows, sharded over two processes of one thread"
-    yield compare(question, ours, peer, target=1.0)
+    yield compare(question, *found.values(), target=1.0)
 
 
-def dense_rank(rank: int, store: Path, sizes: Sizes, group: "LocalGroup", pipe: Connection) -> None:
+def dense_rank(group: "LocalGroup", store: Path, sizes: Sizes, pipe: Connection) -> None:
     """Serve as the process of one rank; a task's reply is the seconds of a step."""
     os.environ["OMP_NUM_THREADS"] = "1"
-    import torch
-    import torch.distributed
-
     from tandem.backend import set_threads
 
     set_threads(1)
-    torch.distributed.init_process_group(
-        "gloo", init_method=f"file://{store}", rank=rank, world_size=PROCESSES
-    )
-    steps = {OURS: our_step(sizes, group), PEER: dtensor_step(sizes, rank)}
-
-    def seconds(step: Step) -> float:
-        begun = time.perf_counter()
-        for _ in range(sizes.repeats):
-            step()
-        return (time.perf_counter() - begun) / sizes.repeats
-
-    tasks: dict[str, Callable[[], float]] = {f"{name} loss": step for name, step in steps.items()}
-    tasks |= {name: partial(seconds, step) for name, step in steps.items()}
-    serve(pipe, tasks)
-    torch.distributed.destroy_process_group()
+    with gloo_ranks(store, group.rank, group.size):
+        steps = {OURS: our_step(sizes, group), PEER: dtensor_step(sizes, group.rank)}
+        tasks: dict[str, Callable[[], float]] = {f"{name} loss": steps[name] for name in steps}
+        tasks |= {n: partial(seconds_per_call, step, sizes.repeats) for n, step in steps.items()}
+        serve(pipe, tasks)
 
 
 def values(sizes: Sizes, rank: int) -> tuple[np.ndarray, np.ndarray]:
@@ -261,4 +232,4 @@ def dtensor_step(sizes: Sizes, rank: int) -> Callable[[], float]:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    raise SystemExit(run(__doc__, compare_dense, rounds=7))

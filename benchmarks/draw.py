@@ -3,9 +3,9 @@
 python -m benchmarks.draw benchmarks/results/TIME.jsonl picture.svg
 """
 
-import argparse
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -17,8 +17,22 @@ from matplotlib import pyplot
 from matplotlib.axes import Axes
 from matplotlib.ticker import LogFormatter
 
+from benchmarks.measure import parser_of
+
 BLUE, ORANGE, GREY = "#0072B2", "#D55E00", "#999999"  # also for the colour-blind
 Rows = Sequence[Mapping[str, Any]]
+
+
+@contextmanager
+def picture(path: Path, panels: int, dpi: int, **options: Any) -> Iterator[Any]:
+    """Context manager: the axes of panels side by side, then drawn as a PNG or SVG file.
+
+    `options` are those of ``pyplot.subplots``.
+    """
+    figure, axes = pyplot.subplots(1, panels, layout="constrained", **options)
+    yield axes
+    figure.savefig(path, dpi=dpi)
+    pyplot.close(figure)
 
 
 def draw(rows: Rows, path: Path) -> None:
@@ -26,13 +40,9 @@ def draw(rows: Rows, path: Path) -> None:
     compared = [row for row in rows if "peer" in row]
     parts = [row for row in rows if "whole_seconds" in row and row["name"] != "all"]
     height = 1.5 + 0.26 * max(len(compared) + len({r["question"] for r in compared}), len(parts), 4)
-    figure, axes = pyplot.subplots(
-        1, 2, figsize=(15, height), width_ratios=(2, 1), layout="constrained"
-    )
-    _draw_comparisons(axes[0], compared)
-    _draw_parts(axes[1], parts)
-    figure.savefig(path, dpi=120)
-    pyplot.close(figure)
+    with picture(path, 2, dpi=120, figsize=(15, height), width_ratios=(2, 1)) as axes:
+        _draw_comparisons(axes[0], compared)
+        _draw_parts(axes[1], parts)
 
 
 def speed(row: Mapping[str, Any], key: str) -> float:
@@ -80,9 +90,7 @@ def _draw_parts(axes: Axes, rows: Rows) -> None:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Draw a file of results; return the exit status."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawTextHelpFormatter
-    )
+    parser = parser_of(__doc__)
     parser.add_argument("results", type=Path, help="a file of JSON lines")
     parser.add_argument("picture", type=Path, help="the PNG or SVG file to write")
     options = parser.parse_args(arguments)

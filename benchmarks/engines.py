@@ -11,7 +11,6 @@ out. Prints JSON lines, then a table.
 
 import importlib.util
 import os
-import sys
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import partial
@@ -52,7 +51,7 @@ def frozen(sizes: Sizes, threads: int) -> Call:
     from benchmarks.plain_alexnet import plain_inference
 
     torch._inductor.config.freezing = True
-    return plain_inference(sizes.network(), sizes.batch, "slices", compile_mode="default")
+    return plain_inference(sizes.network(), sizes.batch, "slices", compiled=True)
 
 
 def onnx_runtime(sizes: Sizes, threads: int) -> Call:
@@ -247,10 +246,5 @@ def answer(rounds: int, only: str | None = None) -> Iterator[Comparison]:
             yield from part(rounds)
 
 
-def main(arguments: list[str] | None = None) -> int:
-    """Measure, and print; return the exit status."""
-    return run(__doc__, answer, rounds=9, arguments=arguments, parts=tuple(PARTS))
-
-
 if __name__ == "__main__":
-    sys.exit(main())
+    raise SystemExit(run(__doc__, answer, rounds=9, only=[*PARTS]))

@@ -15,21 +15,17 @@ from multiprocessing.connection import Connection
 import numpy as np
 
 from benchmarks.measure import Comparison, Measured, compare, measure, run
+from benchmarks.published import PARAMETERS
 from benchmarks.team import Team, serve
-from tandem.distributed import LocalGroup, local_groups
+from tandem.distributed import LocalGroup
 from tandem.distributed.allreduce import SharedMemoryAllReduce, shard
 from tandem.distributed.exchange import ExchangeShared
 from tandem.memory import HostBuffer
 
-PARAMETERS = 60_965_224  # of AlexNet
 
-
-def main() -> int:
-    """Run the benchmark; return the exit status."""
-    return run(__doc__, answer, rounds=15)
-
-
-def answer(rounds: int, parameters: int = PARAMETERS, most: int = 4) -> Iterator[Comparison]:
+def answer(
+    rounds: int, parameters: int = PARAMETERS["AlexNet"], most: int = 4
+) -> Iterator[Comparison]:
     """Compare exchanges of two trainers with copies; then those of 1 to `most` trainers."""
     vector, target = np.ones((2, 2 * parameters), np.float32)
     copies = {
@@ -63,11 +59,7 @@ def _two_trainers(rounds: int, parameters: int, copies: dict) -> Iterator[Compar
 def trainers_team(trainers: int, parameters: int) -> Team:
     """Trainers that do nothing but exchange."""
     buffers = tuple(HostBuffer.create(8 * parameters) for _ in range(trainers))
-    groups = local_groups(trainers)
-    team = Team(exchange_alone, [(group, buffers, parameters) for group in groups])
-    for group in groups:  # whose ends are to be the processes' alone
-        group.close()
-    return team
+    return Team.of_group(exchange_alone, trainers, buffers, parameters)
 
 
 def exchange_alone(
@@ -110,4 +102,4 @@ def exchange_alone(
 
 
 if __name__ == "__main__":
-    raise SystemExit(main())
+    raise SystemExit(run(__doc__, answer, rounds=15))

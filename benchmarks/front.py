@@ -18,10 +18,10 @@ import itertools
 import os
 import sys
 import tempfile
-import time
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack
-from dataclasses import dataclass
+from contextlib import ExitStack, nullcontext
+from dataclasses import dataclass, replace
+from functools import partial
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -29,8 +29,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from benchmarks.ddp import TrainingRun
-from benchmarks.measure import Comparison, Measured, compare, run
-from benchmarks.team import Team, serve
+from benchmarks.measure import Comparison, Measured, compare, in_turn, run, seconds_per_call
+from benchmarks.team import Team, gloo_ranks, serve
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -38,6 +38,7 @@ if TYPE_CHECKING:
 # torch is imported in the processes that are measured.
 
 SIDE, CLASSES = 32, 10
+OURS = "tandem.keras"
 EAGER, TUNED = "PyTorch, eager", "PyTorch, channels-last, fused SGD"
 KERAS, KERAS_JIT, KERAS_DDP = "Keras's fit", "Keras's fit, jit_compile", "Keras, DDP"
 PEERS = {1: ((EAGER, TUNED), (KERAS, KERAS_JIT)), 2: ((EAGER, TUNED), (KERAS_DDP,))}
@@ -73,38 +74,35 @@ def answer(rounds: int, sizes: Sizes = Sizes()) -> Iterator[Comparison]:
     cores = len(os.sched_getaffinity(0))
     with tempfile.TemporaryDirectory() as name, ExitStack() as stack:
         folder = Path(name)
-        turns: dict[tuple[int, str], Callable[[], float]] = {}
+        turns: dict[str, Callable[[], float]] = {}
         for processes in (1, 2):
             ours = stack.enter_context(fit(folder / str(processes), processes, sizes))
             ours.seconds_per_step(1)
-            turns[processes, "tandem.keras"] = lambda ours=ours: ours.seconds_per_step(1)
+            turns[f"{OURS}, {processes}"] = partial(ours.seconds_per_step, 1)
             threads = cores if processes == 1 else 1
             team = stack.enter_context(
                 plain_team(folder / f"store {processes}", processes, threads, sizes)
             )
             for kind in itertools.chain(*PEERS[processes]):
-                turns[processes, kind] = lambda team=team, kind=kind: max(team.do(kind))
-        seconds: dict[tuple[int, str], list[float]] = {turn: [] for turn in turns}
-        for _ in range(1 + rounds):
-            for turn, epoch in turns.items():
-                seconds[turn].append(epoch())
-    found = {
-        turn: Measured(turn[1], tuple(s / sizes.steps for s in took[1:]))
-        for turn, took in seconds.items()
-    }
+                turns[f"{kind}, {processes}"] = partial(team.slowest, kind)
+        epochs = in_turn(turns, rounds)
+
+    def step(kind: str, processes: int) -> Measured:
+        return replace(epochs[f"{kind}, {processes}"].scaled(1 / sizes.steps), name=kind)
+
     for processes in (1, 2):
         question = f"AlexNet for CIFAR-10, {sizes.batch} pictures, {processes} " + (
             "process" if processes == 1 else "processes"
         )
-        ours = found[processes, "tandem.keras"]
+        ours = step(OURS, processes)
         for kinds, target in zip(PEERS[processes], TARGETS[processes], strict=True):
-            peers = [found[processes, kind] for kind in kinds]
+            peers = [step(kind, processes) for kind in kinds]
             best = min(peers, key=lambda measured: measured.median)
             for peer in peers:
                 yield compare(question, ours, peer, target=target if peer is best else None)
         if processes == 1:
-            scaled = found[1, EAGER].scaled(1 / PYDTNN)
-            pydtnn = Measured(f"PyDTNN, by {PYDTNN} of eager PyTorch's", scaled.seconds)
+            name = f"PyDTNN, by {PYDTNN} of eager PyTorch's"
+            pydtnn = replace(step(EAGER, 1).scaled(1 / PYDTNN), name=name)
             yield compare(question, ours, pydtnn, target=OVER_PYDTNN)
 
 
@@ -126,19 +124,15 @@ def plain_rank(
     """Serve as one process; a task's reply is the seconds of an epoch."""
     os.environ["OMP_NUM_THREADS"] = str(threads)
     import torch
-    import torch.distributed
 
     torch.set_num_threads(threads)
-    if processes > 1:
-        torch.distributed.init_process_group(
-            "gloo", init_method=f"file://{store}", rank=rank, world_size=processes
-        )
-    tasks = {kind: plain_epoch(kind == TUNED, rank, processes, sizes) for kind in (EAGER, TUNED)}
-    for kind in PEERS[processes][1]:
-        tasks[kind] = keras_epoch(kind, rank, processes, sizes)
-    serve(pipe, tasks)
-    if processes > 1:
-        torch.distributed.destroy_process_group()
+    with gloo_ranks(store, rank, processes) if processes > 1 else nullcontext():
+        tasks = {
+            kind: plain_epoch(kind == TUNED, rank, processes, sizes) for kind in (EAGER, TUNED)
+        }
+        for kind in PEERS[processes][1]:
+            tasks[kind] = keras_epoch(kind, rank, processes, sizes)
+        serve(pipe, tasks)
 
 
 def plain_epoch(tuned: bool, rank: int, processes: int, sizes: Sizes) -> Callable[[], float]:
@@ -174,7 +168,7 @@ def plain_epoch(tuned: bool, rank: int, processes: int, sizes: Sizes) -> Callabl
             step()
 
     order = torch.arange(0)
-    return timed(epoch)
+    return partial(seconds_per_call, epoch)
 
 
 def keras_epoch(kind: str, rank: int, processes: int, sizes: Sizes) -> Callable[[], float]:
@@ -196,7 +190,8 @@ def keras_epoch(kind: str, rank: int, processes: int, sizes: Sizes) -> Callable[
         optimizer = keras.optimizers.SGD(0.01, momentum=0.9)
         loss = "sparse_categorical_crossentropy"
         model.compile(optimizer, loss, jit_compile=kind == KERAS_JIT)
-        return timed(lambda: model.fit(pictures, labels, sizes.batch, 1, verbose=0))
+        fit = partial(model.fit, pictures, labels, sizes.batch, 1, verbose=0)
+        return partial(seconds_per_call, fit)
     data = TensorDataset(torch.from_numpy(pictures), torch.from_numpy(labels))
     sampler = DistributedSampler(data, processes, rank)
     loader = DataLoader(data, sizes.batch // processes, sampler=sampler)
@@ -210,18 +205,7 @@ def keras_epoch(kind: str, rank: int, processes: int, sizes: Sizes) -> Callable[
             cost(y, network(x, training=True)).backward()
             of_torch.step()
 
-    return timed(epoch)
-
-
-def timed(epoch: Callable[[], object]) -> Callable[[], float]:
-    """Make what returns the seconds of an epoch."""
-
-    def seconds() -> float:
-        begun = time.perf_counter()
-        epoch()
-        return time.perf_counter() - begun
-
-    return seconds
+    return partial(seconds_per_call, epoch)
 
 
 def plain_network(width: float) -> "nn.Sequential":
@@ -247,10 +231,5 @@ def plain_network(width: float) -> "nn.Sequential":
     return nn.Sequential(*layers, nn.Linear(units[-1], CLASSES))
 
 
-def main(arguments: list[str] | None = None) -> int:
-    """Measure, and print; return the exit status."""
-    return run(__doc__, answer, rounds=5, arguments=arguments)
-
-
 if __name__ == "__main__":
-    sys.exit(main())
+    raise SystemExit(run(__doc__, answer, rounds=5))

@@ -30,7 +30,7 @@ import torch
 
 from benchmarks.gpu_contenders import CONTENDERS, REFERENCE, StepSetting
 from benchmarks.gpu_copies import exchange_seconds, upload_copies
-from benchmarks.measure import Comparison, Measured, Step, compare, measure
+from benchmarks.measure import Comparison, Measured, Step, compare, measure, parser_of
 from benchmarks.original import (
     hidden_share,
     noise_for_runs,
@@ -45,6 +45,7 @@ from tandem.backend import give_back_memory, on_stream
 from tandem.backend.precision import set_tf32
 from tandem.config.hardware import cuda_device_count, missing_for_gpus
 from tandem.memory.cuda import CudaDriver
+from tandem.text_table import aligned
 
 PEAK_TFLOPS = {
     # name of the device: dense bfloat16, tf32, float32, from NVIDIA's data sheets
@@ -181,13 +182,8 @@ def table(rows: Sequence[Mapping[str, Any]]) -> str:
     for what in dict.fromkeys(row["what"] for row in rows):
         some = [row for row in rows if row["what"] == what]
         columns = [key for key in some[0] if key != "what"]
-        lines = [columns, *([_shown(row.get(column)) for column in columns] for row in some)]
-        widths = [max(len(line[i]) for line in lines) for i in range(len(columns))]
-        blocks += [
-            "  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip()
-            for line in lines
-        ]
-        blocks.append("")
+        cells = [columns, *([_shown(row.get(column)) for column in columns] for row in some)]
+        blocks += [*aligned(cells, left=range(len(columns))), ""]
     return "\n".join(blocks)
 
 
@@ -339,11 +335,7 @@ def run(options: argparse.Namespace, report: Report) -> None:
 
 def parse(arguments: list[str] | None) -> argparse.Namespace:
     """Read the command line."""
-    parser = argparse.ArgumentParser(
-        description=__doc__,
-        allow_abbrev=False,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+    parser = parser_of(__doc__)
     parser.add_argument("--precision", default="bfloat16", choices=["float32", "tf32", "bfloat16"])
     parser.add_argument("--batch", type=int, default=256, help="images of a step (default 256)")
     parser.add_argument("--rounds", type=int, default=30, help="measured rounds (default 30)")

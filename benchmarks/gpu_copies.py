@@ -7,13 +7,13 @@ import numpy as np
 import torch
 
 from benchmarks.measure import Measured, Step, measure
+from benchmarks.published import PARAMETERS
 from tandem.distributed import LocalGroup, local_groups
 from tandem.distributed.peer_to_peer import PeerToPeerAllReduce, PeerVectors
 from tandem.errors import InputError
 from tandem.memory import Slot, SlotLayout
 from tandem.memory.cuda import CudaBuffer, CudaDriver, CudaSlot, SlotUploader
 
-PARAMETERS = 60_965_224  # of AlexNet
 WAIT = 120.0  # seconds for two processes to start and to exchange
 
 
@@ -43,7 +43,7 @@ def upload_copies(driver: CudaDriver, batch: int, side: int) -> tuple[dict[str, 
 
 
 def exchange_seconds(
-    rounds: int, repeats: int, parameters: int = PARAMETERS
+    rounds: int, repeats: int, parameters: int = PARAMETERS["AlexNet"]
 ) -> list[tuple[Measured, int]]:
     """Time exchanges of two trainers on one GPU, and a plain copy; each with the bytes of a vector.
 

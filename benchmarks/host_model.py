@@ -6,12 +6,10 @@ from examples.resident_step import Sizes
 from tandem.config.schema import Config
 from tandem.cost.loading import write_noise
 from tandem.layers import Network
-from tandem.memory import HostBuffer, HostSlots
-from tandem.memory.flat import FlatLayout
-from tandem.memory.parameters import HostMemory
-from tandem.memory.slot import Slot, SlotLayout
+from tandem.memory import HostBuffer, Slot, SlotLayout
 from tandem.optim import SGD
 from tandem.training.compiled_network import CompiledNetwork
+from tests.support.trainer_memory import host_memory
 
 
 def host_model(
@@ -28,14 +26,9 @@ def host_model(
         use_data_layer=device_crops,
     )
     net = network or sizes.network()
-    layout = FlatLayout.of(
-        {k: v.type.shape for k, v in net.parameters.items()}, "float32", states=SGD.states
-    )
-    vectors = [[np.zeros(n * layout.nbytes, np.uint8)] for n in (2, 1)]
-    side = sizes.stored if device_crops else sizes.crop
-    slots = HostSlots.create(SlotLayout.of_pictures(sizes.batch, side), rank=0)
+    memory = host_memory(net, SGD(), sizes.batch, side=sizes.stored if device_crops else sizes.crop)
     mean = np.full((3, sizes.stored, sizes.stored), 117, np.float32)
-    model = CompiledNetwork(net, config, SGD(), mean, HostMemory(slots, layout, *vectors))
+    model = CompiledNetwork(net, config, SGD(), mean, memory)
     for name, value in net.initial_values(seed=1):
         model.load({name: value})
     return model

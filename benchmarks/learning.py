@@ -13,7 +13,6 @@ pictures seen, and against the bytes that a trainer receives, which are counted;
 then a table.
 """
 
-import argparse
 import json
 import subprocess
 import sys
@@ -24,9 +23,11 @@ from pathlib import Path
 import numpy as np
 from pytensor.tensor.variable import TensorVariable
 
+from benchmarks.measure import parser_of
 from examples.le_net import CONTRAST
 from tandem.artifacts.checkpoint import read_checkpoint
 from tandem.artifacts.run_folder import RECORD, find_checkpoint
+from tandem.distributed.mpi import find_mpirun
 from tandem.errors import InputError
 from tandem.layers import Builder, LayeredNetwork, max_pool, relu
 from tandem.plot import STYLES, TYPE, Run, read_run
@@ -83,7 +84,7 @@ class Case:
         each = ("--batch_size", str(BATCH // self.trainers))
         rows = ("--global_batch", str(BATCH)) if self.is_summed else each
         devices = ["cpu"] * (1 if self.by_mpi else self.trainers)
-        mpirun = [str(Path(sys.executable).parent / "mpirun"), "-n", str(self.trainers)]
+        mpirun = [find_mpirun() or "mpirun", "-n", str(self.trainers)]
         return [
             *(mpirun if self.by_mpi else []),
             *(sys.executable, "train.py", *SETTINGS, *files, "--n_epochs", str(epochs)),
@@ -163,8 +164,7 @@ def draw(runs: Sequence[tuple[Case, Run]], parameters: int, path: Path) -> None:
     """Draw errors of validation against pictures, of numbers and of exchanges, and bytes."""
     import matplotlib as mpl
 
-    mpl.use("Agg")
-    from matplotlib import pyplot
+    from benchmarks.draw import picture
 
     numbers = [(c, r) for c, r in runs if c.is_summed or "average" in c.name]
     exchanges = [(c, r) for c, r in runs if c.trainers == RANKS and not c.is_summed]
@@ -173,8 +173,7 @@ def draw(runs: Sequence[tuple[Case, Run]], parameters: int, path: Path) -> None:
         (f"Exchanges of {RANKS} trainers", exchanges, False),
         ("The same, against bytes", exchanges, True),
     )
-    with mpl.rc_context(TYPE):
-        figure, axes = pyplot.subplots(1, 3, figsize=(11, 3.4), sharey=True, layout="constrained")
+    with mpl.rc_context(TYPE), picture(path, 3, 75, figsize=(11, 3.4), sharey=True) as axes:
         for ax, (title, drawn, by_bytes) in zip(axes, panels, strict=True):
             for style, (case, run) in zip(STYLES, drawn, strict=False):
                 steps = np.array([record.step for record in run.validation])
@@ -189,18 +188,11 @@ def draw(runs: Sequence[tuple[Case, Run]], parameters: int, path: Path) -> None:
             elif drawn:
                 ax.legend()
         axes[0].set_ylabel("top-1 error of validation, %")
-        figure.savefig(path, dpi=75)
-        pyplot.close(figure)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Train, compare, draw; return the exit status: 1 where bits differ that must be equal."""
-    parser = argparse.ArgumentParser(
-        prog="python -m benchmarks.learning",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-        allow_abbrev=False,
-    )
+    parser = parser_of(__doc__, prog="python -m benchmarks.learning")
     known = {case.name: case for case in cases()}
     parser.add_argument("data", type=Path, help="prepared pictures of CIFAR-10")
     parser.add_argument("folder", type=Path, help="of the runs")

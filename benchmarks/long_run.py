@@ -8,7 +8,6 @@ bits are equal after it, its memory, and its open files. The same command contin
 stopped, and draws what was noted so far as ``long-run.png`` in the folder of the run.
 """
 
-import argparse
 import os
 import subprocess
 import sys
@@ -19,6 +18,7 @@ from typing import Any
 import numpy as np
 from pytensor.tensor.variable import TensorVariable
 
+from benchmarks.measure import parser_of
 from examples.le_net import LeNet
 from tandem.distributed.allreduce import SharedMemoryAllReduce
 from tandem.layers import Builder
@@ -71,34 +71,24 @@ def _bytes_around(part: np.ndarray) -> np.ndarray:
 
 def draw(notes: Sequence[np.ndarray], path: Path) -> None:
     """Draw the notes of each trainer."""
-    import matplotlib as mpl
-
-    mpl.use("Agg")
-    from matplotlib import pyplot
+    from benchmarks.draw import picture  # imports Matplotlib
 
     titles = "largest difference before an average", "memory of a trainer, MB", "its open files"
-    figure, axes = pyplot.subplots(1, 3, figsize=(11, 2.8), layout="constrained")
-    for rank, rows in enumerate(notes):
-        steps = np.cumsum(rows[:, 0]) / 1000
-        for ax, title, column in zip(axes, titles, (1, 3, 4), strict=True):
-            ax.plot(steps, rows[:, column], label=f"trainer {rank}", lw=1.2)
-            ax.set_title(title)
-            ax.set_xlabel("thousand steps")
-    for ax in axes:
-        ax.set_ylim(bottom=0)
-    axes[1].legend(loc="lower right")
-    figure.savefig(path, dpi=75)
-    pyplot.close(figure)
+    with picture(path, 3, dpi=75, figsize=(11, 2.8)) as axes:
+        for rank, rows in enumerate(notes):
+            steps = np.cumsum(rows[:, 0]) / 1000
+            for ax, title, column in zip(axes, titles, (1, 3, 4), strict=True):
+                ax.plot(steps, rows[:, column], label=f"trainer {rank}", lw=1.2)
+                ax.set_title(title)
+                ax.set_xlabel("thousand steps")
+        for ax in axes:
+            ax.set_ylim(bottom=0)
+        axes[1].legend(loc="lower right")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Train and draw; return the exit status: 1 where trainers were not equal after an average."""
-    parser = argparse.ArgumentParser(
-        prog="python -m benchmarks.long_run",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-        allow_abbrev=False,
-    )
+    parser = parser_of(__doc__, prog="python -m benchmarks.long_run")
     parser.add_argument("data", type=Path, help="prepared pictures of Fashion-MNIST")
     parser.add_argument("folder", type=Path, help="of the run")
     chosen = parser.parse_args(arguments)

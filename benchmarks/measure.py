@@ -14,10 +14,11 @@ import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
-from pathlib import Path
+from functools import partial
 from typing import Any, Literal
 
-from tandem.processor import STEERING
+from tandem.processor import STEERING, processor_model
+from tandem.text_table import aligned
 
 Step = Callable[[], Any]
 Kind = Literal["speed", "time"]
@@ -124,20 +125,40 @@ def measure(
     `synchronize` waits for the device before each reading of the clock; `warmups` are rounds that
     do not count; each turn begins with calls that do not count, for `settle` seconds.
     """
-    found: dict[str, list[float]] = {name: [] for name in contenders}
+
+    def turn(step: Step) -> float:
+        ready = time.perf_counter() + settle
+        while time.perf_counter() < ready:
+            step()
+        return seconds_per_call(step, repeats, synchronize)
+
+    turns = {name: partial(turn, step) for name, step in contenders.items()}
+    return [*in_turn(turns, rounds, warmups).values()]
+
+
+def seconds_per_call(
+    call: Step, times: int = 1, synchronize: Callable[[], None] = lambda: None
+) -> float:
+    """Return the seconds of a call, the mean of so many in a row."""
+    synchronize()
+    begun = time.perf_counter()
+    for _ in range(times):
+        call()
+    synchronize()
+    return (time.perf_counter() - begun) / times
+
+
+def in_turn(
+    turns: Mapping[str, Callable[[], float]], rounds: int, warmups: int = 1
+) -> dict[str, Measured]:
+    """Let contenders, which time themselves, take turns; the first rounds do not count."""
+    found: dict[str, list[float]] = {name: [] for name in turns}
     for number in range(warmups + rounds):
-        for name, step in contenders.items():
-            ready = time.perf_counter() + settle
-            while time.perf_counter() < ready:
-                step()
-            synchronize()
-            begun = time.perf_counter()
-            for _ in range(repeats):
-                step()
-            synchronize()
+        for name, turn in turns.items():
+            seconds = turn()
             if number >= warmups:
-                found[name].append((time.perf_counter() - begun) / repeats)
-    return [Measured(name, tuple(seconds)) for name, seconds in found.items()]
+                found[name].append(seconds)
+    return {name: Measured(name, tuple(seconds)) for name, seconds in found.items()}
 
 
 def compare(
@@ -180,13 +201,9 @@ def table(rows: Iterable[Mapping[str, Any]]) -> str:
     rows = list(rows)
     blocks = []
     for question in dict.fromkeys(row["question"] for row in rows):
-        lines = [_cells(row) for row in rows if row["question"] == question]
-        widths = [max(len(line[i]) for line in lines) for i in range(len(lines[0]))]
-        aligned = (
-            "  " + "  ".join(c.ljust(w) for c, w in zip(line, widths, strict=True)).rstrip()
-            for line in lines
-        )
-        blocks += [question, *aligned]
+        cells = [_cells(row) for row in rows if row["question"] == question]
+        lines = aligned(cells, left=range(len(cells[0])))
+        blocks += [question, *(f"  {line}" for line in lines)]
     return "\n".join(blocks)
 
 
@@ -220,7 +237,7 @@ def setting() -> dict[str, Any]:
 
     packages = ("torch", "pytensor", "numpy", "numba", "pillow", "h5py")
     return {
-        "processor": _processor(),
+        "processor": processor_model() or platform.processor(),
         "cores": len(os.sched_getaffinity(0)),
         "capability": torch.backends.cpu.get_cpu_capability(),
         "steering": {name: os.environ[name] for name in STEERING if name in os.environ},
@@ -240,39 +257,33 @@ def machine() -> str:
     return ", ".join(parts)
 
 
-def _processor() -> str:
-    try:
-        lines = Path("/proc/cpuinfo").read_text().splitlines()
-    except OSError:
-        return platform.processor()
-    names = (line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
-    return next(names, platform.processor())
+def parser_of(description: str | None, **options: Any) -> argparse.ArgumentParser:
+    """Make a parser whose ``--help`` shows a docstring as it is; `options` are argparse's."""
+    return argparse.ArgumentParser(
+        description=description,
+        allow_abbrev=False,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        **options,
+    )
 
 
 def run(
     description: str | None,
     answer: Callable[..., Iterator[Found]],
     rounds: int,
-    arguments: Sequence[str] | None = None,
-    parts: Sequence[str] = (),
-    choices: Mapping[str, Sequence[str]] | None = None,
+    **choices: Sequence[str],
 ) -> int:
     """Run the command line of a benchmark: print JSON lines, then a table; return the exit status.
 
     `answer` takes the number of rounds, and for each option of `choices` one of its choices or
-    None; it yields results. `parts` are the choices of ``--only``.
+    None; it yields results.
     """
-    parser = argparse.ArgumentParser(
-        description=description,
-        allow_abbrev=False,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+    parser = parser_of(description)
     parser.add_argument("--rounds", type=int, default=rounds, help=f"default {rounds}")
-    for name, words in (choices or ({"only": parts} if parts else {})).items():
+    for name, words in choices.items():
         parser.add_argument(f"--{name}", choices=words, help="one of them; all without")
-    options = vars(parser.parse_args(arguments))
     rows = []
-    for found in answer(**options):
+    for found in answer(**vars(parser.parse_args())):
         rows.append(row(found))
         print(json.dumps(rows[-1]), flush=True)
     sys.stderr.write(f"{machine()}\n{table(rows)}\n")

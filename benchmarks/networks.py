@@ -12,7 +12,6 @@ functions, with its first step. Prints JSON lines, then a table.
 """
 
 import gc
-import sys
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -248,11 +247,5 @@ def answer(
             yield from part(rounds, cases)
 
 
-def main(arguments: list[str] | None = None) -> int:
-    """Measure, and print; return the exit status."""
-    choices = {"only": tuple(PARTS), "network": tuple(CASES), "batch": BATCHES}
-    return run(__doc__, answer, rounds=7, arguments=arguments, choices=choices)
-
-
 if __name__ == "__main__":
-    sys.exit(main())
+    raise SystemExit(run(__doc__, answer, rounds=7, only=[*PARTS], network=[*CASES], batch=BATCHES))

@@ -14,7 +14,6 @@ cores; seconds are for 5,120 pictures unless a column says otherwise. Prediction
 `tandem.cost` for the original's machine: computing as published, or as it follows from what was.
 """
 
-import argparse
 import re
 import statistics
 import subprocess
@@ -25,8 +24,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from benchmarks.measure import machine, parser_of
 from benchmarks.pictures import write_data_folder
 from benchmarks.published import (
+    PARAMETERS,
     THEANO_MPI,
     TIMED,
     Timed,
@@ -156,7 +157,6 @@ def table_rows(rates: Mapping[Run, float]) -> list[dict[str, Any]]:
 
 
 Cells = tuple[str, ...]
-ALEX_NET, RESNET_50 = 60_965_224, 25_557_032  # parameters
 PCI_EXPRESS, NVLINK = 15.75e9, 20e9  # bytes/s one way by specification: 3.0 of 16 lanes; one link
 STOOKE_SPEEDUP, STOOKE_RATE, STOOKE_GPUS = 7.5, 830.0, 8  # images/s, Tesla P100
 STOOKE_BATCH = 32  # of each GPU, the default of its demo
@@ -173,7 +173,7 @@ def predicted_loading(loading: bool, gpus: int) -> float:
     """Predict seconds of Table 1 from those of one GPU: halves, and the exchange of averages."""
     alone = ORIGINAL[loading, 1]
     rates = Rates(steps_within=0.0, bytes_within=1 / PCI_EXPRESS, added=0.0)
-    averages = load("asa", 2 * ALEX_NET, Layout(1, gpus))  # weights and momenta
+    averages = load("asa", 2 * PARAMETERS["AlexNet"], Layout(1, gpus))  # weights and momenta
     return alone / gpus + ITERATIONS * seconds(rates, averages)
 
 
@@ -181,7 +181,8 @@ def predicted_resnet(gpus: int = STOOKE_GPUS) -> float:
     """Predict Synkhronos's speed-up from the images per second of one GPU, by one NVLink each."""
     computing = STOOKE_BATCH / (STOOKE_RATE / STOOKE_SPEEDUP)
     rates = Rates(steps_within=0.0, bytes_within=1 / NVLINK, added=0.0)
-    return speedup(gpus, computing, seconds(rates, load("asa", RESNET_50, Layout(1, gpus))))
+    gradients = load("asa", PARAMETERS["ResNet-50"], Layout(1, gpus))
+    return speedup(gpus, computing, seconds(rates, gradients))
 
 
 def loading_table(data: Path, batch: int = 64, more: Sequence[str] = ()) -> Iterator[Cells]:
@@ -321,14 +322,7 @@ TABLES: dict[int, tuple[Callable[..., Iterator[Cells]], str]] = {
 
 def main(arguments: list[str] | None = None) -> int:
     """Measure and print a table; return the exit status."""
-    from benchmarks.measure import machine
-
-    parser = argparse.ArgumentParser(
-        prog="python -m benchmarks.original",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-        allow_abbrev=False,
-    )
+    parser = parser_of(__doc__, prog="python -m benchmarks.original")
     parser.add_argument("--table", type=int, choices=TABLES, required=True)
     make, note = TABLES[parser.parse_args(arguments).table]
     with tempfile.TemporaryDirectory() as folder:

@@ -11,13 +11,13 @@ import argparse
 import json
 import statistics
 import sys
-import time
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
 import numpy as np
 
+from benchmarks.measure import in_turn, parser_of, seconds_per_call
 from benchmarks.ranks import start
 from examples.resident_step import ResidentStep, Sizes
 from tests.support.machines import MACHINES, missing_for_two_machines
@@ -36,19 +36,16 @@ def serve(batch: int, crop: int, rounds: int) -> None:
     world = join()
     torch.set_num_threads(1)
     keep_freed_memory()
+
+    def slowest(step: Callable[[], None]) -> float:
+        world.barrier()
+        return float(max(world.all_gather_object(seconds_per_call(step))))
+
     contenders = make_contenders(world, Sizes(batch, crop, crop + 29, 1000, 1.0))
-    found: dict[str, list[float]] = {name: [] for name in contenders}
-    for number in range(1 + rounds):  # the first is a warm-up
-        for name, step in contenders.items():
-            world.barrier()
-            begun = time.perf_counter()
-            step()
-            took = max(world.all_gather_object(time.perf_counter() - begun))
-            if number:
-                found[name].append(took)
+    found = in_turn({name: partial(slowest, step) for name, step in contenders.items()}, rounds)
     if world.rank == 0:
-        for name, seconds in found.items():
-            print(json.dumps({"name": name, "seconds": seconds}), flush=True)
+        for name, measured in found.items():
+            print(json.dumps({"name": name, "seconds": measured.seconds}), flush=True)
     world.barrier()
 
 
@@ -95,12 +92,7 @@ def make_contenders(world: Any, sizes: Sizes) -> dict[str, Callable[[], None]]:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Measure, and print each contender's median and its ratio to the exchange as a whole."""
-    parser = argparse.ArgumentParser(
-        prog="python -m benchmarks.overlap",
-        description=__doc__,
-        allow_abbrev=False,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+    parser = parser_of(__doc__, prog="python -m benchmarks.overlap")
     parser.add_argument("--machines", type=int, choices=(1, MACHINES), default=2)
     parser.add_argument("--batch", type=int, default=32, help="pictures of a rank (default 32)")
     parser.add_argument("--crop", type=int, default=227, help="pixels (default 227)")

@@ -24,12 +24,24 @@ import sys
 import tempfile
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack
+from functools import partial
 from pathlib import Path
 from typing import Any, Self
 
 from benchmarks import ddp, trainers
-from benchmarks.measure import Comparison, Figure, Found, Measured, Part, compare, run
-from benchmarks.parallel_contenders import WORKERS, Sizes, seconds
+from benchmarks.measure import (
+    Comparison,
+    Figure,
+    Found,
+    Measured,
+    Part,
+    compare,
+    in_turn,
+    run,
+    seconds_per_call,
+)
+from benchmarks.parallel_contenders import WORKERS, Sizes
+from tandem.distributed.mpi import find_mpirun
 from tandem.errors import InputError
 
 OURS = "tandem.parallel"
@@ -37,9 +49,6 @@ LIBRARIES = ("multiprocessing.Pool", "joblib", "mpi4py", "torch.distributed")
 REPEATS = 2  # steps in a row: the first one after others' finds none of its data in the cache
 EMPTY_MICROSECONDS = 100
 PARTS = ("calls", "products", "passed", "steps", "ablations", "times")
-
-Seconds = Callable[[], float]
-"""Does something, and returns how long it took."""
 
 
 class Contender:
@@ -51,8 +60,7 @@ class Contender:
     def __init__(self, name: str, sizes: Sizes) -> None:
         command = [sys.executable, "-m", "benchmarks.parallel_contenders", name]
         if name == "mpi4py":
-            mpirun = Path(sys.executable).parent / "mpirun"
-            command = [str(mpirun), "-n", str(WORKERS), *command]
+            command = [find_mpirun() or "mpirun", "-n", str(WORKERS), *command]
         self._name = name
         self._process = subprocess.Popen(
             [*command, *sizes.arguments()],
@@ -111,17 +119,6 @@ def answer(
         yield from _times(rounds, sizes)
 
 
-def interleave(contenders: Mapping[str, Seconds], rounds: int) -> dict[str, Measured]:
-    """Measure in turn, round after round, of which the first does not count."""
-    found: dict[str, list[float]] = {name: [] for name in contenders}
-    for number in range(1 + rounds):
-        for name, contender in contenders.items():
-            took = contender()
-            if number > 0:
-                found[name].append(took)
-    return {name: Measured(name, tuple(took)) for name, took in found.items()}
-
-
 def _empty_calls(rounds: int, sizes: Sizes, calls: int) -> Iterator[Found]:
     def one_that_stays_awake(name: str) -> float:
         """Time a program only started for its turn, since it costs the others their cores."""
@@ -132,9 +129,11 @@ def _empty_calls(rounds: int, sizes: Sizes, calls: int) -> Iterator[Found]:
     with ExitStack() as stack:
         quiet = [name for name in (OURS, *LIBRARIES) if name != "mpi4py"]
         programs = {name: stack.enter_context(Contender(name, sizes)) for name in quiet}
-        turns = {name: lambda one=one: one.do("empty", calls) for name, one in programs.items()}
-        turns["mpi4py"] = lambda: one_that_stays_awake("mpi4py")
-        found = interleave(turns, rounds)
+        turns: dict[str, Callable[[], float]] = {
+            name: partial(one.do, "empty", calls) for name, one in programs.items()
+        }
+        turns["mpi4py"] = partial(one_that_stays_awake, "mpi4py")
+        found = in_turn(turns, rounds)
     question = "empty call of two processes"
     microseconds = 1e6 * found[OURS].median
     yield Figure(question, OURS, microseconds, "microseconds", EMPTY_MICROSECONDS)
@@ -164,8 +163,8 @@ def _together(
         started = {
             label: stack.enter_context(Contender(name, sizes)) for label, name in programs.items()
         }
-        steps = {label: lambda one=one: one.do(task, REPEATS) for label, one in started.items()}
-        return interleave(steps, rounds).values()
+        turns = {label: partial(one.do, task, REPEATS) for label, one in started.items()}
+        return in_turn(turns, rounds).values()
 
 
 def _steps(rounds: int, sizes: Sizes) -> Iterator[Comparison]:
@@ -182,14 +181,14 @@ def _steps(rounds: int, sizes: Sizes) -> Iterator[Comparison]:
         one = stack.enter_context(trainers.trainers_team(1, WORKERS, step))
         ranks = stack.enter_context(ddp.ddp_team(Path(folder) / "store", ddp_sizes, REPEATS - 1))
         first, second, *variants = peers
-        contenders: dict[str, Seconds] = {
-            OURS: lambda: ours.do("slices", REPEATS),
-            first: lambda: seconds(lambda: two.do("gradients"), REPEATS),
-            second: lambda: seconds(lambda: one.do("average"), REPEATS),
+        turns: dict[str, Callable[[], float]] = {
+            OURS: partial(ours.do, "slices", REPEATS),
+            first: partial(seconds_per_call, partial(two.do, "gradients"), REPEATS),
+            second: partial(seconds_per_call, partial(one.do, "average"), REPEATS),
         }
         for name in variants:  # whose ranks make one step more than they count
-            contenders[name] = lambda name=name: seconds(lambda: ranks.do(name), 1) / REPEATS
-        found = interleave(contenders, rounds)
+            turns[name] = lambda name=name: seconds_per_call(lambda: ranks.do(name)) / REPEATS
+        found = in_turn(turns, rounds)
     question = f"AlexNet's step, two workers, {step.batch} pictures of {step.crop} pixels in all"
     for name, target in peers.items():
         yield compare(question, found[OURS], found[name], target=target)
@@ -206,13 +205,11 @@ def _ablations(rounds: int, sizes: Sizes) -> Iterator[Comparison]:
     with ExitStack() as stack:
         names = dict.fromkeys(name for name, _ in tasks.values())
         programs = {name: stack.enter_context(Contender(name, sizes)) for name in names}
-        found = interleave(
-            {
-                label: lambda name=name, task=task: programs[name].do(task, REPEATS)
-                for label, (name, task) in tasks.items()
-            },
-            rounds,
-        )
+        turns = {
+            label: partial(programs[name].do, task, REPEATS)
+            for label, (name, task) in tasks.items()
+        }
+        found = in_turn(turns, rounds)
     two, shuffled, alone, one, half = found.values()
     question = f"data-parallel AlexNet, pictures per second, batch {sizes.step.batch}"
     yield compare(question, two, one)  # fixed batch: each worker has half of it
@@ -236,10 +233,5 @@ def _times(rounds: int, sizes: Sizes) -> Iterator[Part]:
             )
 
 
-def main(arguments: list[str] | None = None) -> int:
-    """Measure, and print; return the exit status."""
-    return run(__doc__, answer, rounds=7, arguments=arguments, parts=PARTS)
-
-
 if __name__ == "__main__":
-    raise SystemExit(main())
+    raise SystemExit(run(__doc__, answer, rounds=7, only=PARTS))

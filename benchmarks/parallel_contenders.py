@@ -7,14 +7,13 @@ by two processes of one thread, of which the program itself is the first: it has
 library that only has workers, as joblib, has two of them.
 """
 
-import argparse
 import copy
 import json
 import multiprocessing
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import asdict, dataclass, field
 from functools import partial
 from multiprocessing.connection import Connection
@@ -24,7 +23,9 @@ from typing import Any, Self
 
 import numpy as np
 
+from benchmarks.measure import parser_of, seconds_per_call
 from benchmarks.placement import RATE
+from benchmarks.team import gloo_ranks
 from benchmarks.trainers import Sizes as Step
 
 WORKERS = 2
@@ -67,20 +68,9 @@ def row_sums(rows: np.ndarray) -> np.ndarray:
     return rows.sum(axis=1)
 
 
-def seconds(call: Callable[[], Any], times: int) -> float:
-    """Return the seconds of a call, the mean of many."""
-    begun = time.perf_counter()
-    for _ in range(times):
-        call()
-    return (time.perf_counter() - begun) / times
-
-
 def timed(calls: dict[str, Callable[[], Any]]) -> Tasks:
     """Make tasks of calls."""
-    return {
-        name: lambda times, call=call: seconds(call, times)  # type: ignore[misc]
-        for name, call in calls.items()
-    }
+    return {name: partial(seconds_per_call, call) for name, call in calls.items()}
 
 
 def passed_rows(sizes: Sizes) -> tuple[np.ndarray, np.ndarray]:
@@ -180,7 +170,7 @@ def seconds_of_parts(
     """Return how long each part of a step's functions takes, the means of many steps."""
     functions = {"gradients": model.compute, "update": model.update}
     before = {name: copy.copy(function.times) for name, function in functions.items()}
-    seconds(step, times)
+    seconds_per_call(step, times)
     return {
         name: {
             part: (getattr(function.times, part) - getattr(before[name], part)) / times
@@ -246,7 +236,7 @@ def mpi4py(sizes: Sizes) -> Iterator[Tasks]:
     def together(times: int) -> float:
         for rank in range(1, world.size):
             world.send(times, rank)
-        return seconds(call, times)
+        return seconds_per_call(call, times)
 
     if world.rank == 0:
         yield {"empty": together}
@@ -254,7 +244,7 @@ def mpi4py(sizes: Sizes) -> Iterator[Tasks]:
             world.send(0, rank)
         return
     while times := _receive(world):
-        seconds(call, times)
+        seconds_per_call(call, times)
     yield {}
 
 
@@ -275,34 +265,30 @@ def gloo(sizes: Sizes) -> Iterator[Tasks]:
         other = context.Process(target=_gloo_worker, args=(store, there), daemon=True)
         other.start()
         there.close()
-        call = _gloo_call(store, 0)
+        with _gloo_call(store, 0) as call:
 
-        def together(times: int) -> float:
-            here.send(times)
-            return seconds(call, times)
+            def together(times: int) -> float:
+                here.send(times)
+                return seconds_per_call(call, times)
 
-        yield {"empty": together}
-        here.close()
+            yield {"empty": together}
+            here.close()
         other.join()
 
 
 def _gloo_worker(store: Path, pipe: Connection) -> None:
-    call = _gloo_call(store, 1)
-    try:
+    with _gloo_call(store, 1) as call, suppress(EOFError):
         while True:
-            seconds(call, pipe.recv())
-    except EOFError:
-        return
+            seconds_per_call(call, pipe.recv())
 
 
-def _gloo_call(store: Path, rank: int) -> Callable[[], Any]:
-    """Join the other rank; return the call that both make together."""
+@contextmanager
+def _gloo_call(store: Path, rank: int) -> Iterator[Callable[[], Any]]:
+    """Join the other rank; yield the call that both make together."""
     import torch
     from torch import distributed
 
     torch.set_num_threads(1)
-    method = f"file://{store}"
-    distributed.init_process_group("gloo", init_method=method, rank=rank, world_size=WORKERS)
     message, result = torch.zeros(8), torch.zeros(1)
 
     def call() -> None:
@@ -310,7 +296,8 @@ def _gloo_call(store: Path, rank: int) -> Callable[[], Any]:
         result.fill_(number())
         distributed.reduce(result, 0)
 
-    return call
+    with gloo_ranks(store, rank, WORKERS):
+        yield call
 
 
 CONTENDERS: dict[str, Callable[[Sizes], AbstractContextManager[Tasks]]] = {
@@ -327,9 +314,7 @@ CONTENDERS: dict[str, Callable[[Sizes], AbstractContextManager[Tasks]]] = {
 
 def main(arguments: list[str] | None = None) -> int:
     """Do tasks until the end of the input; return the exit status."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = parser_of(__doc__)
     parser.add_argument("contender", choices=CONTENDERS)
     parser.add_argument("--sizes", type=Sizes.parse, default=Sizes(), help="as JSON")
     options = parser.parse_args(arguments)

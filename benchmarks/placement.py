@@ -14,7 +14,6 @@ Time in conversions is that of the trainer which waits the shortest for the othe
 """
 
 import os
-import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -81,12 +80,6 @@ class Parts:
     def rest(self) -> float:
         """Return what follows the backward pass."""
         return self.exchange + self.update
-
-
-def main(arguments: list[str] | None = None) -> int:
-    """Measure, and print; return the exit status."""
-    parts = [*(case.name for case in CASES), "dense"]
-    return run(__doc__, answer, rounds=5, arguments=arguments, parts=parts)
 
 
 def answer(rounds: int, only: str | None = None, cases: Sequence[Case] = CASES) -> Iterator[Found]:
@@ -199,22 +192,15 @@ def kept(case: Case, nbytes: Mapping[str, int]) -> Iterator[Figure]:
 
 def trainers(case: Case, count: int, threads: int, strategies: Sequence[str]) -> Team:
     """Trainers that make steps by strategies."""
-    from tandem.distributed import local_groups
-
-    groups = local_groups(count)
-    share = case.batch * 2 // count
-    team = Team(train, [(case, share, threads, strategies, group) for group in groups])
-    for group in groups:  # whose ends are to be the processes' alone
-        group.close()
-    return team
+    return Team.of_group(train, count, case, case.batch * 2 // count, threads, strategies)
 
 
 def train(
+    group: "LocalGroup",
     case: Case,
     batch: int,
     threads: int,
     strategies: Sequence[str],
-    group: "LocalGroup",
     pipe: Connection,
 ) -> None:
     """Serve as the process of one trainer."""
@@ -357,4 +343,4 @@ class TimedChannel:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    raise SystemExit(run(__doc__, answer, rounds=5, only=[*(case.name for case in CASES), "dense"]))

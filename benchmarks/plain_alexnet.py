@@ -101,11 +101,11 @@ def ddp_step(net: AlexNet, batch: int, tuned: bool) -> Callable[[], None]:
 
 
 def plain_inference(
-    net: AlexNet, batch: int, norm: Norm, compile_mode: str | None = None, tuned: bool = True
+    net: AlexNet, batch: int, norm: Norm, compiled: bool = False, tuned: bool = True
 ) -> Step:
     """Make the inference of a minibatch on the CPU."""
     model, images = _on(net, batch, "cpu", norm, tuned)
-    return inference_step(model, images, compile_mode)
+    return inference_step(model, images, compiled)
 
 
 def _on(

@@ -1,7 +1,7 @@
 """Training steps and inference in plain PyTorch, in the usual variants for a CPU."""
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -10,7 +10,22 @@ from benchmarks.measure import Step
 from tandem.compilers import cpp_compiler
 from tests.support.torch_networks import PlainNetwork
 
-EAGER, COMPILED = "PyTorch, eager", "PyTorch, compiled, channels-last"
+T = TypeVar("T")
+
+
+def variants(make: Callable[[bool, bool], T], more: str = "") -> dict[str, T]:
+    """Make the variants by name: eager, channels-last, and compiled where a compiler is found.
+
+    `make` takes whether channels are last, and whether it is compiled; `more` is what the last two
+    have besides, for their names.
+    """
+    found = {
+        "PyTorch, eager": make(False, False),
+        f"PyTorch, channels-last{more}": make(True, False),
+    }
+    if cpp_compiler():
+        found[f"PyTorch, compiled, channels-last{more}"] = make(True, True)
+    return found
 
 
 def sgd_step(
@@ -28,10 +43,10 @@ def sgd_step(
     return step
 
 
-def inference_step(model: nn.Module, images: Tensor, compile_mode: str | None) -> Step:
+def inference_step(model: nn.Module, images: Tensor, compiled: bool) -> Step:
     """Make the inference of a minibatch."""
     model.eval()
-    call: Any = model if compile_mode is None else torch.compile(model, mode=compile_mode)
+    call: Any = torch.compile(model) if compiled else model
 
     def infer() -> Tensor:
         with torch.inference_mode():
@@ -50,18 +65,16 @@ def training_variants(
         call: Any = torch.compile(model.loss) if compiled else model.loss
         return sgd_step(model, lambda: call(own, labels), tuned)
 
-    found = {EAGER: step(False, False), "PyTorch, channels-last, fused SGD": step(True, False)}
-    return found | ({f"{COMPILED}, fused SGD": step(True, True)} if cpp_compiler() else {})
+    return variants(step, ", fused SGD")
 
 
 def inference_variants(make: Callable[[], PlainNetwork], images: Tensor) -> dict[str, Step]:
     """Make the inference of a network: eager, channels-last, and compiled."""
 
-    def step(channels_last: bool, compile_mode: str | None) -> Step:
-        return inference_step(*_placed(make, images, channels_last), compile_mode)
+    def step(channels_last: bool, compiled: bool) -> Step:
+        return inference_step(*_placed(make, images, channels_last), compiled)
 
-    found = {EAGER: step(False, None), "PyTorch, channels-last": step(True, None)}
-    return found | ({COMPILED: step(True, "default")} if cpp_compiler() else {})
+    return variants(step)
 
 
 def _placed(

@@ -181,10 +181,5 @@ def compare_all(rounds: int) -> Iterator[Comparison]:
     yield from compare_recurrent(rounds)
 
 
-def main(arguments: list[str] | None = None) -> int:
-    """Measure, and print; return the exit status."""
-    return run(__doc__, compare_all, rounds=7, arguments=arguments)
-
-
 if __name__ == "__main__":
-    raise SystemExit(main())
+    raise SystemExit(run(__doc__, compare_all, rounds=7))

@@ -29,16 +29,27 @@ _SOCKET = 4  # GPUs of one processor; eight have two, between which bytes go slo
 _NODE = 8
 
 
+PARAMETERS = {
+    "AlexNet": 60_965_224,
+    # With the auxiliary classifiers; the report does not state if it trained them.
+    "GoogLeNet": 13_378_280,
+    "VGG-16": 138_357_544,
+    "ResNet-50": 25_557_032,
+}
+
+
 @dataclass(frozen=True)
 class PublishedNetwork:
     """A network trained by Theano-MPI on eight GPUs, in the report."""
 
     name: str
-    # GoogLeNet's include the auxiliary classifiers; the paper does not state if it trained them.
-    parameters: int
     batch: int  # images per rank and step
     exchange: dict[str, float]  # seconds of communication for 5,120 images, by all-reduce
     speedup: float  # of the slowest all-reduce over one GPU
+
+    @property
+    def parameters(self) -> int:
+        return PARAMETERS[self.name]
 
     @property
     def steps(self) -> float:
@@ -57,9 +68,9 @@ class PublishedNetwork:
 
 
 THEANO_MPI = (
-    PublishedNetwork("AlexNet", 60_965_224, 128, {"ar": 2.01, "asa": 0.75, "asa16": 0.47}, 5.3),
-    PublishedNetwork("GoogLeNet", 13_378_280, 32, {"ar": 2.07, "asa": 1.96, "asa16": 1.76}, 7.1),
-    PublishedNetwork("VGG-16", 138_357_544, 32, {"ar": 41.4, "asa": 8.6, "asa16": 4.84}, 4.3),
+    PublishedNetwork("AlexNet", 128, {"ar": 2.01, "asa": 0.75, "asa16": 0.47}, 5.3),
+    PublishedNetwork("GoogLeNet", 32, {"ar": 2.07, "asa": 1.96, "asa16": 1.76}, 7.1),
+    PublishedNetwork("VGG-16", 32, {"ar": 41.4, "asa": 8.6, "asa16": 4.84}, 4.3),
 )
 
 
@@ -77,7 +88,7 @@ class Timed:
 
     @property
     def parameters(self) -> int:
-        return _NETWORKS[self.name][2]
+        return PARAMETERS[self.name]
 
     def steps(self, ranks: int) -> float:
         """Number of steps of so many ranks for 5,120 images."""
@@ -105,22 +116,22 @@ class Timed:
         """Return what one GPU computes in a step."""
         from tandem.cost.steps import trainer_step  # it imports PyTensor and PyTorch
 
-        network, crop, _ = _NETWORKS[self.name]
+        network, crop = _NETWORKS[self.name]
         settings = {"network": network, "crop_size": crop, "batch_size": self.batch}
         return trainer_step(make_config({**settings, "exchange": "gradients"}), classes=1000)
 
 
-_NETWORKS = {  # class, crop size, parameters
-    "AlexNet": ("alex_net:AlexNet", 227, 60_965_224),
-    "GoogLeNet": ("tandem.models.googlenet:GoogLeNet", 224, 13_378_280),
-    "VGG-16": ("tandem.models.vgg:VGG16", 224, 138_357_544),
-    "ResNet-50": ("tandem.models.resnet:ResNet50", 224, 25_557_032),
+_NETWORKS = {  # class, crop size
+    "AlexNet": ("alex_net:AlexNet", 227),
+    "GoogLeNet": ("tandem.models.googlenet:GoogLeNet", 224),
+    "VGG-16": ("tandem.models.vgg:VGG16", 224),
+    "ResNet-50": ("tandem.models.resnet:ResNet50", 224),
 }
 
 
 def settings_of(network: "Timed", crop: int | None = None) -> list[str]:
     """Return a network and its crop, or another, for the command line of train.py."""
-    name, published, _ = _NETWORKS[network.name]
+    name, published = _NETWORKS[network.name]
     return ["--network", name, "--crop_size", str(crop or published)]
 
 

@@ -25,18 +25,16 @@ from typing import Any
 
 import numpy as np
 
+from benchmarks.measure import parser_of
+from benchmarks.published import PARAMETERS
+from tandem.config.hardware import available_cores, available_memory
 from tandem.cost.exchange import STRATEGIES
+from tandem.distributed.mpi import find_mpirun
 from tests.support.machines import CABLE, MACHINES, missing_for_two_machines, two_machines
 
-PARAMETERS = {
-    "latency": 1_000,
-    "1 MB": 250_000,
-    "GoogLeNet": 6_998_552,
-    "GoogLeNet with auxiliary heads": 13_378_280,
-    "AlexNet": 60_965_224,
-    "VGG-16": 138_357_544,
-}
-CABLE_PARAMETERS = (1_000, 250_000, 6_998_552, 60_965_224)  # VGG-16 would take minutes
+# For the latency, 1 MB, GoogLeNet without auxiliary heads, AlexNet; VGG-16 would take minutes.
+CABLE_SIZES = (1_000, 250_000, 6_998_552, PARAMETERS["AlexNet"])  # parameters
+SIZES = (*CABLE_SIZES, PARAMETERS["GoogLeNet"], PARAMETERS["VGG-16"])
 CABLE_SPEED = 1e9  # bit/s
 COPIES = 3.5  # memory that a rank takes, in vectors
 PEERS = ("MPI allreduce", "gloo allreduce", "MPI message")
@@ -106,7 +104,6 @@ def serve(job: Job) -> None:
     """Measure, as one of the ranks; rank 0 prints JSON lines."""
     import torch
 
-    from tandem.config.hardware import available_cores
     from tandem.distributed.mpi import join
 
     world = join()
@@ -248,7 +245,7 @@ def start(count: int, ranks_each: int, program: Sequence[str]) -> Iterator[dict[
 
     Raises SystemExit if they failed; their own message is on the terminal.
     """
-    starter = str(Path(sys.executable).parent / "mpirun")
+    starter = find_mpirun() or "mpirun"
     environment = os.environ | {"TORCH_CPP_LOG_LEVEL": "ERROR"}  # hides warnings about host names
     with ExitStack() as stack:
         if count == 1:
@@ -271,7 +268,7 @@ def start(count: int, ranks_each: int, program: Sequence[str]) -> Iterator[dict[
 def jobs(ranks: Sequence[int], parameters: Sequence[int], rounds: int) -> Iterator[Job]:
     """Yield the jobs: on one machine, then on two if they can be simulated."""
     for number in ranks:
-        fits = tuple(size for size in parameters if number * size * 4 * COPIES < _free_memory())
+        fits = tuple(size for size in parameters if number * size * 4 * COPIES < available_memory())
         for size in set(parameters) - set(fits):
             sys.stderr.write(
                 f"left out: {size:,} parameters at {number} ranks: too little memory\n"
@@ -282,25 +279,15 @@ def jobs(ranks: Sequence[int], parameters: Sequence[int], rounds: int) -> Iterat
         return
     for number in ranks:
         if number % MACHINES == 0:
-            sizes = tuple(size for size in parameters if size in CABLE_PARAMETERS)
+            sizes = tuple(size for size in parameters if size in CABLE_SIZES)
             yield Job(MACHINES, number // MACHINES, sizes, rounds)
-
-
-def _free_memory() -> int:
-    lines = Path("/proc/meminfo").read_text().splitlines()
-    return next(int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable"))
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Measure, and print JSON lines; return the exit status."""
-    parser = argparse.ArgumentParser(
-        prog="python -m benchmarks.ranks",
-        description=__doc__,
-        allow_abbrev=False,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+    parser = parser_of(__doc__, prog="python -m benchmarks.ranks")
     parser.add_argument("--ranks", nargs="+", type=int, default=[2, 3, 4], help="in all")
-    parser.add_argument("--parameters", nargs="+", type=float, default=PARAMETERS.values())
+    parser.add_argument("--parameters", nargs="+", type=float, default=sorted(SIZES))
     parser.add_argument("--rounds", type=int, default=5, help="measured rounds (default 5)")
     parser.add_argument("--as-rank", nargs=2, type=int, help=argparse.SUPPRESS)
     options = parser.parse_args(arguments)

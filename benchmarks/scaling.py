@@ -8,7 +8,6 @@ Prints a table of the measurements of `benchmarks.ranks`, the fitted rates, and 
 exchange of this program over cables of several speeds.
 """
 
-import argparse
 import json
 import statistics
 import subprocess
@@ -22,7 +21,7 @@ from typing import Any
 import numpy as np
 import yaml
 
-from benchmarks.measure import quartiles, setting
+from benchmarks.measure import parser_of, quartiles, setting
 from benchmarks.published import THEANO_MPI, PublishedNetwork
 from benchmarks.ranks import CABLE_SPEED, PEERS
 from tandem.cost.exchange import (
@@ -183,20 +182,14 @@ def draw(rows: Sequence[Row], model: Model, path: Path) -> None:
     path : Path
         A PNG or SVG file.
     """
-    import matplotlib
+    from benchmarks.draw import picture  # imports Matplotlib
 
-    matplotlib.use("Agg")
-    from matplotlib import pyplot
-
-    figure, axes = pyplot.subplots(1, 1 + len(THEANO_MPI), figsize=(18, 6), layout="constrained")
-    _draw_fit(axes[0], rows, model)
-    for panel, network in zip(axes[1:], THEANO_MPI, strict=True):
-        _draw_speedup(panel, network, model)
-    figure.legend(
-        *axes[1].get_legend_handles_labels(), fontsize=8, ncols=5, loc="outside lower right"
-    )
-    figure.savefig(path, dpi=60)
-    pyplot.close(figure)
+    with picture(path, 1 + len(THEANO_MPI), dpi=60, figsize=(18, 6)) as axes:
+        _draw_fit(axes[0], rows, model)
+        for panel, network in zip(axes[1:], THEANO_MPI, strict=True):
+            _draw_speedup(panel, network, model)
+        handles_labels = axes[1].get_legend_handles_labels()
+        axes[0].figure.legend(*handles_labels, fontsize=8, ncols=5, loc="outside lower right")
 
 
 def _draw_fit(axes: Any, rows: Sequence[Row], model: Model) -> None:
@@ -254,13 +247,8 @@ def report(rows: Sequence[Row], path: Path) -> None:
 
 def main(arguments: Sequence[str]) -> int:
     """Measure unless given a file, then fit and draw; return the exit status."""
-    parser = argparse.ArgumentParser(
-        prog="python -m benchmarks.scaling",
-        description=__doc__,
-        epilog="Other options are those of benchmarks.ranks.",
-        allow_abbrev=False,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+    epilog = "Other options are those of benchmarks.ranks."
+    parser = parser_of(__doc__, prog="python -m benchmarks.scaling", epilog=epilog)
     parser.add_argument("results", nargs="?", type=Path, help="draw this file of measurements")
     own = [word for word in arguments if word in ("-h", "--help") or word.endswith(".jsonl")]
     path = parser.parse_args(own).results

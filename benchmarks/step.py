@@ -8,16 +8,15 @@ of its own. Ours crops, mirrors and converts stored 8-bit pictures; plain PyTorc
 images. Prints JSON lines, then a table.
 """
 
-import sys
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import Any
 
 import torch
 
 from benchmarks.measure import Comparison, Step, compare, measure, run
 from benchmarks.plain_alexnet import Norm, plain_inference, plain_step
+from benchmarks.plain_step import variants
 from benchmarks.team import measure_apart
 from examples.resident_step import DEMO, ON_CPU, PAPER, ResidentStep, Sizes
 from tandem.backend import device_mode, keep_freed_memory, set_threads
@@ -36,26 +35,12 @@ Contenders = dict[str, Callable[[], Step]]
 
 def plain_steps(sizes: Sizes) -> Contenders:
     """Plain PyTorch's step in the usual variants for a CPU."""
-    found: Contenders = {
-        "PyTorch, eager": partial(_plain_step, sizes, "module", tuned=False),
-        "PyTorch, channels-last, fused SGD": partial(_plain_step, sizes, "module"),
-    }
-    if cpp_compiler():
-        name = "PyTorch, compiled, channels-last, fused SGD"
-        found[name] = partial(_plain_step, sizes, "slices", compile_mode="default")
-    return found
+    return variants(lambda *how: partial(_plain_step, sizes, *how), ", fused SGD")
 
 
 def plain_inferences(sizes: Sizes) -> Contenders:
     """Plain PyTorch's inference in the same variants."""
-    found: Contenders = {
-        "PyTorch, eager": partial(_plain_inference, sizes, "module", tuned=False),
-        "PyTorch, channels-last": partial(_plain_inference, sizes, "module"),
-    }
-    if cpp_compiler():
-        name = "PyTorch, compiled, channels-last"
-        found[name] = partial(_plain_inference, sizes, "slices", compile_mode="default")
-    return found
+    return variants(lambda *how: partial(_plain_inference, sizes, *how))
 
 
 def our_steps(sizes: Sizes) -> Contenders:
@@ -66,12 +51,15 @@ def our_steps(sizes: Sizes) -> Contenders:
     return found
 
 
-def _plain_step(sizes: Sizes, norm: Norm, **options: Any) -> Step:
-    return plain_step(sizes.network(), sizes.batch, "cpu", norm, **options)
+def _plain_step(sizes: Sizes, tuned: bool, compiled: bool) -> Step:
+    norm: Norm = "slices" if compiled else "module"
+    mode = "default" if compiled else None
+    return plain_step(sizes.network(), sizes.batch, "cpu", norm, compile_mode=mode, tuned=tuned)
 
 
-def _plain_inference(sizes: Sizes, norm: Norm, **options: Any) -> Step:
-    return plain_inference(sizes.network(), sizes.batch, norm, **options)
+def _plain_inference(sizes: Sizes, tuned: bool, compiled: bool) -> Step:
+    norm: Norm = "slices" if compiled else "module"
+    return plain_inference(sizes.network(), sizes.batch, norm, compiled, tuned)
 
 
 def _our_step(sizes: Sizes, is_compiled: bool) -> Step:
@@ -156,10 +144,5 @@ def answer(rounds: int, only: str | None = None) -> Iterator[Comparison]:
             yield from part(rounds)
 
 
-def main(arguments: list[str] | None = None) -> int:
-    """Measure, and print; return the exit status."""
-    return run(__doc__, answer, rounds=9, arguments=arguments, parts=tuple(PARTS))
-
-
 if __name__ == "__main__":
-    sys.exit(main())
+    raise SystemExit(run(__doc__, answer, rounds=9, only=[*PARTS]))

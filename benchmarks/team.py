@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from functools import partial
 from multiprocessing.connection import Connection
+from pathlib import Path
 from typing import IO, Any, Self
 from unittest.mock import patch
 
@@ -83,6 +84,20 @@ class Team:
             self._pipes.append(here)
             self._processes.append(process)
 
+    @classmethod
+    def of_group(cls, member: Callable[..., None], count: int, *arguments: Any) -> Self:
+        """Make processes that are a group of trainers.
+
+        Each calls `member` with its own `LocalGroup`, then the same arguments, then a pipe.
+        """
+        from tandem.distributed import local_groups
+
+        groups = local_groups(count)
+        team = cls(member, [(group, *arguments) for group in groups])
+        for group in groups:  # whose ends are to be the processes' alone
+            group.close()
+        return team
+
     def do(self, task: str) -> list[Any]:
         """Have every process do a task; return the replies in order of processes."""
         try:
@@ -91,6 +106,10 @@ class Team:
             return [pipe.recv() for pipe in self._pipes]
         except (EOFError, OSError) as error:
             raise RuntimeError(f"a process ended during {task!r}") from error
+
+    def slowest(self, task: str) -> float:
+        """Have every process do a task whose reply is its seconds; return the most."""
+        return float(max(self.do(task)))
 
     def __enter__(self) -> Self:
         return self
@@ -112,6 +131,18 @@ def serve(pipe: Connection, tasks: Mapping[str, Callable[[], Any]]) -> None:
         except EOFError:
             return
         pipe.send(tasks[task]())
+
+
+@contextmanager
+def gloo_ranks(store: Path, rank: int, size: int) -> Iterator[None]:
+    """Context manager: join the ranks of torch.distributed, which find each other by a file."""
+    import torch.distributed
+
+    torch.distributed.init_process_group(
+        "gloo", init_method=f"file://{store}", rank=rank, world_size=size
+    )
+    yield
+    torch.distributed.destroy_process_group()
 
 
 def measure_apart(

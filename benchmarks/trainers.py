@@ -28,11 +28,6 @@ class Sizes:
     width: float = 1.0
 
 
-def main() -> int:
-    """Run the benchmark; return the exit status."""
-    return run(__doc__, answer, rounds=5)
-
-
 def answer(rounds: int, sizes: Sizes = Sizes()) -> Iterator[Comparison]:
     """Compare two trainers with one, by gradients alone and by whole steps."""
     parts: dict[str, list[list[Parts]]] = {name: [] for name in ("one", *STRATEGIES)}
@@ -83,4 +78,4 @@ def trainers_team(count: int, threads: int, sizes: Sizes) -> Team:
 
 
 if __name__ == "__main__":
-    raise SystemExit(main())
+    raise SystemExit(run(__doc__, answer, rounds=5))

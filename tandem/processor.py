@@ -46,13 +46,19 @@ def limit_spinning() -> None:
 def describe_processor() -> str:
     """Return model, vector instructions and steering variables, by which kernels are chosen."""
     parts = [platform.machine()]
-    fields = _cpuinfo()
-    if model := fields.get("model name") or fields.get("CPU part"):
+    if model := processor_model():
         parts.append(model)
+    fields = _cpuinfo()
     flags = (fields.get("flags") or fields.get("Features") or "").split()
     parts += sorted(flag for flag in flags if flag.startswith(_VECTOR_FLAGS))
     parts += [f"{name}={os.environ[name]}" for name in STEERING if name in os.environ]
     return " ".join(parts)
+
+
+def processor_model() -> str:
+    """Return the model's name, or its number; "" where the system does not report it."""
+    fields = _cpuinfo()
+    return fields.get("model name") or fields.get("CPU part") or ""
 
 
 def prefers_winograd(processor: str) -> bool:

@@ -13,7 +13,7 @@ from pytensor.tensor.math import Dot
 
 import benchmarks.__main__ as everything
 import benchmarks.step as step
-from benchmarks import draw, memory, profile, run, start
+from benchmarks import draw, memory, plain_step, profile, run, start
 from benchmarks.measure import Comparison, Figure, Measured, compare, measure, row, table
 from benchmarks.roofline import step_flops
 from examples.resident_step import ResidentStep, Sizes
@@ -25,7 +25,8 @@ TINY = Sizes(batch=2)
 
 @pytest.fixture(autouse=True)
 def no_compiling(monkeypatch: pytest.MonkeyPatch) -> Any:
-    monkeypatch.setattr(step, "cpp_compiler", lambda: None)
+    for module in (step, plain_step):
+        monkeypatch.setattr(module, "cpp_compiler", lambda: None)
     threads = torch.get_num_threads()
     yield
     torch.set_num_threads(threads)

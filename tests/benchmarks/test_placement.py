@@ -82,9 +82,7 @@ def test_a_step_is_as_slow_as_its_slowest_trainer() -> None:
 @pytest.mark.slow
 def test_both_compute_the_same_losses(tmp_path: Path) -> None:
     """The losses of three steps, of which the last two follow updates."""
-    groups = local_groups(PROCESSES)
-    arguments = [(rank, tmp_path / "store", DENSE, groups[rank]) for rank in range(PROCESSES)]
-    with Team(dense_rank, arguments) as team:
+    with Team.of_group(dense_rank, PROCESSES, tmp_path / "store", DENSE) as team:
         for _ in range(3):
             ours, theirs = (sum(team.do(f"{name} loss")) for name in (OURS, PEER))
             np.testing.assert_allclose(ours, theirs, rtol=1e-5)

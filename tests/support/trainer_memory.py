@@ -2,6 +2,7 @@
 
 import numpy as np
 
+from tandem.cost.loading import write_noise
 from tandem.layers import Network
 from tandem.memory import HostBuffer, HostSlots, Slot, SlotLayout
 from tandem.memory.parameters import HostMemory
@@ -11,11 +12,15 @@ from tandem.training.setup import parameter_layout
 
 
 def host_memory(
-    network: Network, optimizer: Optimizer, batch: int, freeze: tuple[str, ...] = ()
+    network: Network,
+    optimizer: Optimizer,
+    batch: int,
+    freeze: tuple[str, ...] = (),
+    side: int | None = None,
 ) -> HostMemory:
-    """Memory for a network's parameters and for crops."""
+    """Memory for a network's parameters, and for crops, or pictures of another side."""
     layout = parameter_layout(network, optimizer, ParameterGroups(freeze))
-    slots = HostSlots.create(SlotLayout.of_pictures(batch, network.crop_size), rank=0)
+    slots = HostSlots.create(SlotLayout.of_pictures(batch, side or network.crop_size), rank=0)
     parameters, gradients = (
         [np.zeros(nbytes, np.uint8)] for nbytes in (layout.parameters_nbytes, layout.nbytes)
     )
@@ -23,12 +28,9 @@ def host_memory(
 
 
 def noise_slot(network: Network, batch: int, valid: int, seed: int = 0) -> Slot:
-    """A slot with crops of noise and any labels and indices."""
-    rng = np.random.default_rng(seed)
+    """A slot with crops of noise, any labels, and indices of its own."""
     layout = SlotLayout.of_pictures(batch, network.crop_size)
     slot = Slot.on(HostBuffer.create(layout.nbytes), layout)
-    slot.pictures[...] = rng.integers(0, 256, slot.pictures.shape)
-    slot.labels[...] = rng.integers(0, network.classes, batch)
-    slot.indices[...] = rng.integers(0, 1000, batch)
+    write_noise(slot, network.classes, seed)
     slot.valid[...] = valid
     return slot
