@@ -66,12 +66,12 @@ def infer(
     """
     nodes = io_toposort([], [v for v, _ in outputs])
 
-    def search(expected: frozenset[Form]) -> Inferred:
+    def search(expected: Sequence[Form]) -> Inferred:
         return _Search(nodes, outputs, given, ranks, fixed, expected).result()
 
-    best = search(frozenset())
+    best = search([])
     for _ in range(_PASSES):
-        found = search(frozenset(best.moved))
+        found = search(best.moved)
         if found.cost >= best.cost:
             break
         best = found
@@ -88,12 +88,12 @@ class _Search:
         given: Mapping[Variable, Placement],
         ranks: int,
         fixed: Collection[Variable],
-        expected: frozenset[Form],
+        expected: Sequence[Form],
     ) -> None:
         self._nodes, self._outputs, self._ranks = nodes, outputs, ranks
-        self._given, self._expected = given, expected
+        self._given, self._expected = given, frozenset(expected)
         self._expected_forms: dict[Variable, list[Placement]] = {}
-        for variable, placement in expected:
+        for variable, placement in dict.fromkeys(expected):  # in an order that all ranks have
             self._expected_forms.setdefault(variable, []).append(placement)
         singles = [p for p in (*given.values(), *(p for _, p in outputs)) if isinstance(p, Single)]
         singles += [n.op.placement for n in nodes if _is_single(n)]

@@ -115,6 +115,19 @@ def test_small_gradients_move_little_more_than_the_best_of_all_choices(seed: int
     check_bytes(seed)
 
 
+def test_all_ranks_choose_the_same_of_equal_conversions() -> None:
+    """However the objects of their variables hash."""
+
+    def chosen() -> list[tuple[str, Placement, Placement]]:
+        v = pt.tensor("v", dtype="float64", shape=(4, 6))
+        outputs = [place(v, placement) for placement in (Shard(1), Shard(0), Single())]
+        part = partition(outputs, given={v: Partial()}, wanted={}, ranks=2, rank=0)
+        return [(c.kind, c.source, c.target) for c in part.conversions]
+
+    first = chosen()
+    assert all(chosen() == first for _ in range(20))
+
+
 @pytest.mark.parametrize(
     ("placements", "kinds"),
     [
