@@ -39,6 +39,7 @@ class HostBuffer(Buffer):
         self.name = name
         self._descriptor = descriptor
         self._mapping: mmap.mmap | None = None
+        self._mappings: weakref.WeakSet[mmap.mmap] = weakref.WeakSet()  # this one, and those before
         self._release = weakref.finalize(self, os.close, descriptor)
 
     @classmethod
@@ -152,6 +153,14 @@ class HostBuffer(Buffer):
             self._map(self.nbytes)
         return np.ndarray(shape, dtype, buffer=self._mapping, offset=offset)
 
+    def was_mapped(self, array: npt.NDArray[Any]) -> bool:
+        """Test if an array lies where this memory was mapped before it has grown."""
+        base: Any = array
+        while isinstance(base, np.ndarray):
+            base = base.base
+        is_mapping = isinstance(base, mmap.mmap) and base is not self._mapping
+        return is_mapping and base in self._mappings
+
     def _reaches(self, end: int) -> bool:
         # A buffer never shrinks, so the system need not be asked about what is mapped.
         return (self._mapping is not None and end <= len(self._mapping)) or end <= self.nbytes
@@ -165,6 +174,7 @@ class HostBuffer(Buffer):
             self._mapping = mmap.mmap(self._descriptor, size)
         except OSError as error:
             raise self._shortage(size, error.strerror, error.errno) from error
+        self._mappings.add(self._mapping)
 
     def _check_open(self) -> None:
         if not self._release.alive:

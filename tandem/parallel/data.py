@@ -140,7 +140,7 @@ class Data:
         """
         value = self.condition_data(input_data, force_cast)
         self._reshape(value.shape, oversize)
-        np.copyto(self.data, value)
+        self[...] = value
 
     def set_length(self, length: int, oversize: float = 1) -> None:
         """Change the length of the first axis, as `set_shape` does it."""
@@ -190,7 +190,10 @@ class Data:
         return self.data[key]
 
     def __setitem__(self, key: Any, value: Any) -> None:
-        self.data[key] = value
+        array = self.data  # which may be mapped anew, at another address
+        if isinstance(value, np.ndarray) and self.buffer.was_mapped(value):
+            value = value.copy()  # NumPy sees no overlap
+        array[key] = value
 
     def __len__(self) -> int:
         return len(self.data)

@@ -189,6 +189,15 @@ class TestValues:
         y.set_value(x)
         np.testing.assert_array_equal(y, x.data, strict=True)
 
+    def test_a_value_may_be_an_array_taken_before_the_memory_grew(self) -> None:
+        x = data(table(50))
+        before = x.data
+        x.set_length(100_000)
+        x[:50] = before[::-1]
+        np.testing.assert_array_equal(x[:50], table(50)[::-1])
+        x.set_value(before[::-1])
+        np.testing.assert_array_equal(x, table(50))
+
     def test_freed_memory_is_replaced_at_the_next_use(self) -> None:
         x = data(table(50))
         old, buffer = x.data, x.buffer
