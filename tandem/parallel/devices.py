@@ -36,20 +36,8 @@ def choose_devices(
     ValueError
         The numbers of ranks and of devices differ, or there is no rank.
     """
-    if ranks is not None:
-        _check_integer("n_parallel", ranks)
-        if ranks < 1:
-            raise ValueError(f"n_parallel is {ranks}; there is at least one rank, the master")
-    if isinstance(devices, str):
-        raise TypeError(f'devices is a list with one name for each rank, not "{devices}"')
-    if devices is not None:
-        if ranks not in (None, len(devices)):
-            raise ValueError(f"n_parallel is {ranks}, for {len(devices)} devices")
-        if use_gpu is not None and any((name != "cpu") != use_gpu for name in devices):
-            raise ValueError(f"use_gpu is {use_gpu}, and devices are {', '.join(devices)}")
-        chosen = list(devices)
-    else:
-        chosen = _automatic(ranks, use_gpu)
+    check_request(ranks, use_gpu, devices)
+    chosen = _automatic(ranks, use_gpu) if devices is None else list(devices)
     if not chosen:
         raise ValueError("devices is empty; there is at least one rank, the master")
     for name in chosen:
@@ -64,6 +52,24 @@ def choose_devices(
         if int(name[5:]) >= (count := cuda_device_count()):
             raise InputError(f"device {name!r} does not exist: this machine has {count} GPUs")
     return chosen
+
+
+def check_request(ranks: Any, use_gpu: bool | None, devices: Sequence[str] | None) -> None:
+    """Check that arguments of `choose_devices` fit each other.
+
+    Raises TypeError or ValueError.
+    """
+    if ranks is not None:
+        _check_integer("n_parallel", ranks)
+        if ranks < 1:
+            raise ValueError(f"n_parallel is {ranks}; there is at least one rank, the master")
+    if isinstance(devices, str):
+        raise TypeError(f'devices is a list with one name for each rank, not "{devices}"')
+    if devices is not None:
+        if ranks not in (None, len(devices)):
+            raise ValueError(f"n_parallel is {ranks}, for {len(devices)} devices")
+        if use_gpu is not None and any((name != "cpu") != use_gpu for name in devices):
+            raise ValueError(f"use_gpu is {use_gpu}, and devices are {', '.join(devices)}")
 
 
 def check_numbers(ranks: int, master_rank: Any, threads: Any, timeout: Any) -> None:

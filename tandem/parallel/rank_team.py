@@ -29,7 +29,7 @@ from tandem.distributed.group import RankGroup
 from tandem.errors import InputError
 from tandem.memory import HostBuffer
 from tandem.parallel.buffers import SharedBuffers
-from tandem.parallel.devices import choose_devices
+from tandem.parallel.devices import check_request, choose_devices
 from tandem.parallel.messages import Answer, ArrayLocation, Close, Fault, Publish, Task
 from tandem.parallel.rank_messages import Messenger, part_of
 from tandem.parallel.residents import RankMemory
@@ -59,7 +59,8 @@ def choose_rank_devices(
 
     Raises InputError, TypeError or ValueError at all ranks.
     """
-    given = ranks if devices is None or isinstance(devices, str) else len(devices)
+    check_request(ranks, use_gpu, devices)
+    given = ranks if devices is None else len(devices)
     if given not in (None, group.size):
         raise ValueError(
             f"{given} ranks are asked for, and {group.starter} has started {group.size}: start as "
@@ -70,8 +71,7 @@ def choose_rank_devices(
         if devices is None:
             own = choose_devices(here.size, use_gpu, None)[here.rank]
         else:
-            choose_devices(ranks, use_gpu, ["cpu"] if isinstance(devices, str) else None)
-            own = choose_devices(1, use_gpu, [devices[group.rank]])[0]
+            own = choose_devices(None, None, [devices[group.rank]])[0]
     except InputError as error:
         reason = str(error)
     every = group.all_gather_object((own, reason))

@@ -1,10 +1,14 @@
 """The device of each rank."""
 
+from types import SimpleNamespace
+from typing import Any
+
 import pytest
 
 from tandem.errors import InputError
 from tandem.parallel import devices
 from tandem.parallel.devices import choose_devices
+from tandem.parallel.rank_team import choose_rank_devices
 
 
 @pytest.fixture
@@ -55,3 +59,17 @@ def test_what_can_not_be_is_refused() -> None:
             choose_devices(ranks, use_gpu, names)
     with pytest.raises(ValueError, match="devices is empty"):
         choose_devices(None, None, [])
+
+
+@pytest.mark.usefixtures("two_gpus")
+def test_ranks_on_several_machines_list_more_devices_than_one_has() -> None:
+    group: Any = SimpleNamespace(rank=2, size=3, starter="mpirun")
+    group.local = SimpleNamespace(rank=0, size=1)
+    group.all_gather_object = lambda value: [value] * 3
+    for ranks in (None, 3):
+        listed = choose_rank_devices(group, ranks, None, ["cuda:0", "cuda:1", "cuda:0"])
+        assert listed == ["cuda:0"] * 3
+    with pytest.raises(TypeError, match=r'devices is a list .*, not "cpu"'):
+        choose_rank_devices(group, None, None, "cpu")
+    with pytest.raises(ValueError, match="n_parallel is 2, for 3 devices"):
+        choose_rank_devices(group, 2, None, ["cpu"] * 3)
