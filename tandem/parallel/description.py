@@ -1,7 +1,7 @@
 """The description of a data-parallel function, which travels to the workers."""
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -78,6 +78,20 @@ class Description:
         rows = [*self.scattered, *self.row_numbers, *self.sliceables]
         reached = depends_on([update.new for update in self.updates], rows)
         return [update for update in self.updates if update.new in reached]
+
+    def without_rows(self) -> "Description":
+        """Return a description of the updates alone whose new values need no rows."""
+        from_rows = {update.variable for update in self.updates_from_rows()}
+        kept = [update for update in self.updates if update.variable not in from_rows]
+        return replace(
+            self,
+            scattered=(),
+            row_numbers=(),
+            outputs=(),
+            output_ops=(),
+            updates=kept,
+            sliceables=(),
+        )
 
     def pack(
         self,

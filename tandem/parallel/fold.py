@@ -51,9 +51,10 @@ def check_op(op: Any, dtype: str | np.dtype | None, what: str, is_update: bool =
         raise TypeError(f"{what} is no tensor, and has no {plain!r}; its op can only be None")
     kind = np.dtype(dtype).kind
     if plain in _AVERAGES and kind in "biu":
+        way = '"inc" to count rows, "max" to count calls' if is_update else '"sum"'
         raise TypeError(
             f"{what} is {dtype}, and an average would be rounded: cast it to a float, or use "
-            f'the op "{"inc" if is_update else "sum"}"'
+            f"the op {way}"
         )
     if plain in ("sum", "prod", "inc") and kind == "b":
         raise TypeError(f"{what} is bool, which has no {plain!r}: cast it to an integer")

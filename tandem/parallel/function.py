@@ -87,7 +87,8 @@ class Function:
         *args, **named : array or Data
             Inputs. Arrays are copied, once, to memory that all ranks see; `Data` is there.
         output_subset : sequence of int, optional
-            Numbers of the outputs that are computed, all by default. Updates are always made.
+            Numbers of the outputs that are computed, all by default. Updates are always made, on a
+            rank without rows those that are computed from none.
         batch : int, slice, or sequence or array of int or bool, optional
             Rows of the scattered inputs to work on: the first n, or those that it selects. Inputs
             that are minibatches hold these rows already.

@@ -2,7 +2,7 @@
 
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from itertools import pairwise
 from typing import Any, Literal
@@ -98,6 +98,7 @@ class LocalFunction:
     def forget(self, gpu: RankGpu | None) -> None:
         """Have variants compiled again, for another device or precision."""
         self._variants.clear()
+        self._rowless: LocalFunction | None = None
         # In a mode of the user's own a function takes and returns arrays.
         self._gpu = None if self.description.options.get("mode") else gpu
 
@@ -113,9 +114,13 @@ class LocalFunction:
         return list(self._variant(outputs, "all", True)(*inputs, *numbers))
 
     def run(self, inputs: Sequence[np.ndarray], share: Share) -> list[Fold] | None:
-        """Compute a rank's part; return what each output adds up to, or None without rows."""
+        """Compute a rank's part; return what each output adds up to, or None without rows.
+
+        Without rows only the updates that are computed from none are made.
+        """
         began, self.excerpt, self.function = time.perf_counter(), 0.0, 0.0
         if not share.has_rows:
+            self._run_without_rows(inputs[len(share.rows) :], share)
             return None
         is_sliced = share.slices > 1
         writes = not (is_sliced and self.description.updates)
@@ -148,6 +153,15 @@ class LocalFunction:
             self._gpu.wait()
         self.function = time.perf_counter() - began - self.excerpt
         return folded
+
+    def _run_without_rows(self, inputs: Sequence[np.ndarray], share: Share) -> None:
+        """Make the updates that are computed from no rows; `inputs` are those broadcast."""
+        if self._rowless is None:
+            about = self.description.without_rows()
+            self._rowless = LocalFunction(about, self._make_mode, self._gpu)
+        if self._rowless.description.updates:
+            undivided = replace(share, rows=(), counts=None, local=None, slices=1, outputs=())
+            self._rowless.run(inputs, undivided)
 
     def _whole(self, inputs: Sequence[np.ndarray]) -> list[Any]:
         """Take what all slices get."""

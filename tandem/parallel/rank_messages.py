@@ -215,7 +215,7 @@ def part_of(
 def _call_of(task: Call, rank: int, buffers: SharedBuffers, add: Any) -> Call:
     """Make of a call that of one rank, whose rows of each input become an array of their own."""
     if task.counts is not None and not task.counts[rank]:
-        return task._replace(inputs=(), rows=(), local=None)
+        task = task._replace(inputs=task.inputs[len(task.rows) :], rows=(), local=None)
     first = sum(task.counts[:rank]) if task.counts else 0
     inputs, rows = [], []
     for number, place in enumerate(task.inputs):

@@ -234,7 +234,7 @@ def test_an_integer_counter(pool: Pool) -> None:
     assert pool.reduce(n, "sum", in_place=False) == 5 * pool.ranks + len(ROWS)
     g = pool.function([x], updates=[(n, n + 1)])
     g(ROWS)
-    with pytest.raises(TypeError, match="the update of 'n' is int64"):
+    with pytest.raises(TypeError, match=r"the update of 'n' is int64.* .max. to count calls"):
         g(ROWS, num_slices=2)
 
 
@@ -563,6 +563,25 @@ def test_a_rank_without_rows_is_neither_called_nor_read(three: Pool, is_resident
     for rank in range(3):
         np.testing.assert_array_equal(three.get_value(rank, s), result)
     np.testing.assert_allclose(result, ROWS[:2].mean(axis=0), rtol=1e-12)
+
+
+@pytest.mark.parametrize("slices", [1, 2])
+def test_updates_that_need_no_row_are_made_without_rows(pool: Pool, slices: int) -> None:
+    x, w, held = pt.dmatrix("x"), pt.dvector("w"), pytensor.shared(ROWS, "held")
+    step, total = pytensor.shared(np.int64(0), "step"), pytensor.shared(0.0, "total")
+    copy = pool.shared(np.zeros(2), "copy")
+    counted = (step, step + 1, "max")
+    f = pool.function(
+        [x], x.sum(), bcast_inputs=[w], updates=[counted, (copy, w), (total, x.sum(), "sum")]
+    )
+    g = pool.function([], (held.sum(), "sum"), updates=[counted], sliceable_shareds=[held])
+    assert f(ROWS[:1], [1.0, 2.0], num_slices=slices) == pytest.approx(ROWS[0].sum())
+    assert pool.gather(step).tolist() == [1] * pool.ranks
+    assert pool.gather(copy).tolist() == [[1, 2]] * pool.ranks
+    others = pool.ranks - 1  # which have no row
+    np.testing.assert_allclose(pool.gather(total), [0] * others + [ROWS[0].sum()])
+    g(batch_s=[*[[]] * others, [0]], num_slices=slices)
+    assert pool.gather(step).tolist() == [2] * pool.ranks
 
 
 def test_a_subset_of_outputs(pool: Pool) -> None:
