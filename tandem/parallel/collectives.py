@@ -223,9 +223,10 @@ class Collectives(Transfers):
         op : "avg", "sum", "prod", "max" or "min"
         weights : "rows", "equal", or sequence of float by rank
             Of an average. "rows": a variable that each rank has computed from rows, by its last
-            function, is weighed by their numbers, and one without rows is not read; others are
-            weighed equally. Other reductions read one without rows only where the function
-            computes new values from old ones, or with "equal".
+            function, is weighed by their numbers, as are others of its vector that this function
+            has written, and one without rows is not read; others are weighed equally. Other
+            reductions read one without rows only where the function computes new values from old
+            ones, or with "equal".
 
         Raises
         ------

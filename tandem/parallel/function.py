@@ -58,9 +58,10 @@ class Function:
         self._updated = [label(update.variable) for update in description.updates]
         number_of = pool.registry.number_of
         self._written = [number_of(update.variable) for update in description.updates]
-        from_rows = description.updates_from_rows()
-        self._written_from_rows = [number_of(update.variable) for update in from_rows]
-        self._adding = {number_of(u.variable) for u in from_rows if u.reads_itself}
+        vector_of = pool.registry.vector_of
+        from_rows = {vector_of(number_of(u.variable)) for u in description.updates_from_rows()}
+        self._written_from_rows = [n for n in self._written if vector_of(n) in from_rows]
+        self._adding = {number_of(u.variable) for u in description.updates if u.reads_itself}
 
     @property
     def name(self) -> str | None:

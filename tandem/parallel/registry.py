@@ -71,6 +71,10 @@ class Registry:
         self._parts[number] = inside
         self._vectors |= dict.fromkeys(inside, number)
 
+    def vector_of(self, number: int) -> int:
+        """Return the vector in which a variable lies, or the variable itself."""
+        return self._vectors.get(number, number)
+
     def _add(self, variable: SharedVariable) -> int:
         number = self._numbers[variable] = len(self.variables)
         self.variables[number] = variable

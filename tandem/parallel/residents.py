@@ -12,6 +12,7 @@ from tandem.distributed import LocalGroup, PeerLost
 from tandem.distributed.allreduce import ShardedAllReduce, shard
 from tandem.distributed.group import RankGroup
 from tandem.distributed.shares import weights_and_divisor
+from tandem.errors import InputError
 from tandem.memory import HostBuffer
 from tandem.memory.flat import ALIGNMENT
 from tandem.parallel.fold import Fold
@@ -114,14 +115,14 @@ class HostResidents(Residents):
         self._buffers, self._rank = access, rank
 
     def allocate(self, nbytes: int, dtype: np.dtype) -> tuple[int, int]:
-        start = self._end
-        self._end += -(-max(nbytes, 1) // ALIGNMENT) * ALIGNMENT
-        present = self._buffers[self._rank].nbytes
-        if self._end > present:
-            # Pages that nobody has touched take no memory.
-            size = max(self._end, 2 * present, LEAST_MEMORY)
-            for buffer in self._buffers:
-                buffer.resize(size)
+        start, end = self._end, self._end + -(-max(nbytes, 1) // ALIGNMENT) * ALIGNMENT
+        for buffer in self._buffers:
+            if end > (present := buffer.nbytes):
+                try:  # pages that nobody has touched take no memory
+                    buffer.resize(max(end, 2 * present, LEAST_MEMORY))
+                except InputError:
+                    buffer.resize(end)
+        self._end = end
         return 0, start
 
     def variable(self, extent: Extent, name: str | None) -> Any:

@@ -60,16 +60,14 @@ class Transfers(ABC):
             for part in parts[number]:
                 self._check_fits(number, part.shape)
         self.registry.clear_rows(numbers)  # also where the rest fails
-        sent = []
-        for number, value in zip(numbers, values, strict=True):
-            if not self._is_seen(number):
-                sent.append((number, value))
-                continue
+        pairs = zip(numbers, values, strict=True)
+        sent = [(number, value) for number, value in pairs if not self._is_seen(number)]
+        places = self._staged(team, [value for _, value in sent])  # before residents change
+        for number in filter(self._is_seen, numbers):
             extent = self.registry.extents[number]
             for rank, part in zip(ranks, parts[number], strict=True):
                 np.copyto(self.rank.residents.value(extent, rank), part)
         if sent:
-            places = self._staged(team, [value for _, value in sent])
             self._run(team, Put(tuple(number for number, _ in sent), places, scattered, only))
         for number, _ in sent:
             for rank, part in zip(ranks, parts[number], strict=True):

@@ -12,8 +12,11 @@ import pytensor.tensor as pt
 import pytest
 
 import tandem.parallel as synk
+from tandem.errors import InputError
+from tandem.memory import HostBuffer
 from tandem.parallel import Pool
 from tandem.parallel.messages import Extent
+from tandem.parallel.residents import HostResidents
 from tandem.split import edges
 from tests.support.tiny import open_files
 
@@ -100,6 +103,9 @@ def test_values_may_be_the_memory_of_residents(pool: Pool) -> None:
     equal(every(pool, other), [np.arange(4.0)] * pool.ranks)
     pool.broadcast(other, other.get_value(borrow=True)[::-1])
     equal(every(pool, other), [np.arange(4.0)[::-1]] * pool.ranks)
+    private = shared(np.zeros(4))
+    pool.broadcast([one, private], [np.full(4, 7.0), one.get_value(borrow=True)])
+    equal(every(pool, private), [np.ones(4)] * pool.ranks)
 
 
 @pytest.mark.parametrize("make_value", [np.asarray, np.ndarray.tolist, synk.data])
@@ -274,6 +280,19 @@ def test_residents_grow_in_number(pool: Pool) -> None:
             assert (value == number).all()
 
 
+def test_residents_beyond_half_of_the_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    """And one that is refused leaves those that fit."""
+    residents, kind = HostResidents(), np.dtype("u1")
+    residents.join([HostBuffer.create(), HostBuffer.create()], 0)
+    pages = {"SC_PHYS_PAGES": 8, "SC_PAGE_SIZE": 1 << 20}
+    monkeypatch.setattr("os.sysconf", pages.__getitem__)
+    assert residents.allocate(5 << 20, kind) == (0, 0)
+    assert residents.allocate(2 << 20, kind) == (0, 5 << 20)
+    with pytest.raises(InputError, match="this machine has 8 MiB of memory"):
+        residents.allocate(2 << 20, kind)
+    assert residents.allocate(1 << 20, kind) == (0, 7 << 20)
+
+
 # Rows
 
 
@@ -372,18 +391,21 @@ def test_sums_have_what_ranks_have_added_up_before(two: Pool) -> None:
     np.testing.assert_allclose(v.get_value(), ROWS.sum(axis=0) + ROWS[0], rtol=1e-12)
 
 
-@pytest.mark.parametrize("writes", ["views", "vector"])
+@pytest.mark.parametrize("writes", ["views", "vector", "one view"])
 def test_rows_of_a_flat_vector(pool: Pool, writes: str) -> None:
-    """A function writes all parts, or the vector itself; the average is of either."""
+    """A function writes all parts, the vector, or one part from rows; averages are of either."""
     made = pool.flat({"w": (3,), "b": (3,)}, "float64")
     x, mean = pt.dmatrix("x"), pt.dmatrix("x").mean()
     mean = x.mean()
     if writes == "views":
         updates = [(view, pt.zeros(3) + mean) for view in made.views.values()]
+    elif writes == "one view":
+        w, b = made.views.values()
+        updates = [(w, pt.zeros(3) + mean), (b, 0.9 * b)]
     else:
         updates = [(made.vector, pt.zeros_like(made.vector) + mean)]
     f = pool.function([x], updates=updates)
-    for averaged in (made.vector, made.views["b"]):
+    for averaged in (made.vector, made.views["w" if writes == "one view" else "b"]):
         f(ROWS)
         np.testing.assert_allclose(
             pool.reduce(averaged, in_place=False)[:3], np.full(3, ROWS.mean()), rtol=1e-12
