@@ -64,11 +64,12 @@ class SentFunction(NamedTuple):
 
 
 class Define(NamedTuple):
-    """Make variables and functions."""
+    """Make variables and functions, and drop functions."""
 
     variables: tuple[SentVariable, ...]
     functions: tuple[SentFunction, ...]
     blocks: tuple[int, ...] = ()  # bytes of each block of a GPU's memory so far
+    dropped: tuple[int, ...] = ()  # numbers of functions that the program no longer has
 
 
 class Call(NamedTuple):

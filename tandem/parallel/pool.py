@@ -279,8 +279,8 @@ class Pool(Collectives):
         outputs : variable, (variable, op), or list of these, optional
             What ranks, and slices, return is reduced by the op: "avg" (the default), which weighs
             each by its rows; "uavg", which weighs them equally; "sum", "prod", "max", "min";
-            "gather", which joins them on the first axis; None, for the master's own. A name may
-            begin with ``c_``.
+            "gather", which joins them on the first axis; None, for the master's own, of its last
+            slice. A name may begin with ``c_``.
         bcast_inputs : list of variable, optional
             Inputs that every rank gets whole.
         updates : dict, or list of (shared, new) or (shared, new, op), optional
@@ -398,8 +398,11 @@ class Pool(Collectives):
             for function in functions:
                 function.local.compile()
 
-        team.run(Define(described, packed, self.rank.residents.blocks), compile_own)
+        dropped = self._sent_functions.difference(self._functions)
+        blocks = self.rank.residents.blocks
+        team.run(Define(described, packed, blocks, tuple(dropped)), compile_own)
         self._sent_variables.update(variables)
+        self._sent_functions -= dropped
         self._sent_functions.update(f.number for f in functions)
 
     def _described(self, number: int, sent: ArrayWriter) -> SentVariable:

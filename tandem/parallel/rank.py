@@ -78,7 +78,9 @@ class Rank:
                 self.residents.release()
 
     def define(self, task: Define) -> None:
-        """Make variables and functions that the master has sent."""
+        """Make variables and functions that the master has sent; drop what it no longer has."""
+        for number in task.dropped:
+            self.functions.pop(number, None)
         self.residents.extend(task.blocks)
         for sent in task.variables:
             # Again, where an earlier task failed; the master's value may have changed since.

@@ -22,7 +22,7 @@ from tandem.errors import InputError
 from tandem.ops.region import Region
 from tandem.parallel import Pool, rank, worker
 from tandem.parallel.messages import Release
-from tests.support.faulty_ops import CALLBACKS, FAULT, CallBack, CallPool
+from tests.support.faulty_ops import CALLBACKS, FAULT, CallBack, CallPool, CountFunctions
 from tests.support.parallel_scripts import start_parallel
 from tests.support.tiny import descendants, finish, open_files, shared_memory
 
@@ -189,6 +189,17 @@ def test_a_function_that_cannot_be_sent_spoils_no_other() -> None:
             assert good(ROWS) == pytest.approx(ROWS.sum())
         with pytest.raises(InputError, match="put it in a module"):
             pool.distribute()
+
+
+def test_workers_drop_functions_that_the_program_no_longer_has(two: Pool) -> None:
+    x = pt.dmatrix("x")
+    count = two.function([x], (CountFunctions()(x), "max"))
+    before = count(ROWS[:4])[0, 0]
+    assert before > 0
+    for number in range(10):
+        assert two.function([x], (x.sum() + number, "max"))(np.zeros((2, 3))) == number
+    gc.collect()
+    assert count(ROWS[:4])[0, 0] <= before + 2
 
 
 # Where it must not be used
