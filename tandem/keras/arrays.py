@@ -191,7 +191,7 @@ def weighted(given: Given, class_weight: Mapping[int, float] | None) -> Given:
     y = targets[0]
     labels = y.argmax(axis=-1) if y.ndim > 1 and y.shape[-1] > 1 else y.reshape(len(y), -1)[:, 0]
     table = _by_class(class_weight)
-    classes, places = np.unique(labels, return_inverse=True)
+    classes, places = np.unique(np.round(labels), return_inverse=True)
     weights = np.array([table.get(int(label), 1.0) for label in classes], np.float32)
     return replace(given, weights=weights[places])
 

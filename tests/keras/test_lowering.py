@@ -196,6 +196,15 @@ def test_what_a_triangle_drops_may_be_infinite_and_a_norm_zero() -> None:
     assert_same(keras.Model(x, outputs), ["triangle", "norm", "whole"])
 
 
+def test_short_rows_are_normalised_as_keras_does() -> None:
+    ops, x = keras.ops, keras.Input((3, 4))
+    short = x * 1e-8
+    outputs = [keras.layers.UnitNormalization()(short), ops.normalize(short, axis=1)]
+    outputs += [ops.normalize(short, epsilon=1e-9), ops.normalize(short, epsilon=1e-6)]
+    outputs.append(keras.layers.Dot(2, normalize=True)([short, x]))
+    assert_same(keras.Model(x, outputs), ["layer", "default", "less", "more", "dot"])
+
+
 def test_average_pools_with_uneven_padding_are_those_of_keras_on_pytorch() -> None:
     """Which counts edge pixels again; windows may be larger than the image."""
     for side in (7, 2):

@@ -1,13 +1,14 @@
 """Layers that join several inputs."""
 
 from functools import reduce
-from typing import Any, cast
+from typing import Any
 
 import pytensor.tensor as pt
 from pytensor.tensor.variable import TensorVariable
 
 from tandem.keras.lowering.call import Call, by_element, is_view, number, pixels, planes
 from tandem.keras.lowering.core import variables
+from tandem.keras.lowering.normalization import normalized
 from tandem.keras.lowering.registry import lowers
 
 
@@ -86,14 +87,9 @@ def dot(layer: Call, *inputs: Any) -> TensorVariable:
     first, second = axes if isinstance(axes, list | tuple) else (axes, axes)
     first, second = layer.axis("axes", a.type.ndim, first), layer.axis("axes", b.type.ndim, second)
     if layer.flag("normalize"):
-        a, b = (x / _norm(x, axis) for x, axis in ((a, first), (b, second)))
+        a, b = normalized(a, [first]), normalized(b, [second])
     a, b = pt.moveaxis(a, first, -1), pt.moveaxis(b, second, -1)
     rest, others = a.type.shape[1:-1], b.type.shape[1:-1]
     a = a.reshape((a.shape[0], -1, a.type.shape[-1]))
     b = b.reshape((b.shape[0], -1, b.type.shape[-1])).dimshuffle(0, 2, 1)
     return pt.matmul(a, b).reshape((a.shape[0], *(rest + others or (1,))))
-
-
-def _norm(x: TensorVariable, axis: int) -> TensorVariable:
-    squares = pt.maximum(pt.sqr(x).sum(axis=axis, keepdims=True), number(1e-12, x))
-    return cast(TensorVariable, pt.sqrt(squares))

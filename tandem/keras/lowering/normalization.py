@@ -132,14 +132,20 @@ def layer_normalization(layer: Call, x: TensorVariable) -> TensorVariable:
 def length_normalization(layer: Call, x: TensorVariable) -> TensorVariable:
     """Numbers divided by their root mean square, or by the root of the sum of their squares."""
     places = layer.axes("axis", x.type.ndim)
-    squares = pt.sqr(x).sum(axis=places, keepdims=True)
     if layer.kind == "UnitNormalization":
-        return x / pt.sqrt(pt.maximum(squares, number(1e-12, x)))
+        return normalized(x, places, 1e-12)
     shape = [x.type.shape[axis] for axis in places]
+    squares = pt.sqr(x).sum(axis=places, keepdims=True)
     mean = squares * number(1 / math.prod(cast(list[int], shape)), x)
     order = [places.index(a) if a in places else "x" for a in range(x.type.ndim)]
     scale = layer.parameter("scale", shape, settings="gamma").dimshuffle(*order)
     return x / pt.sqrt(mean + number(layer.number("epsilon", 0), x)) * scale
+
+
+def normalized(x: TensorVariable, axes: list[int], epsilon: float = 1e-7) -> TensorVariable:
+    """Numbers divided by their norm over axes, or by epsilon where that is more."""
+    squares = pt.sqr(x).sum(axis=axes, keepdims=True)
+    return cast(TensorVariable, x / pt.sqrt(pt.maximum(squares, number(epsilon**2, x))))
 
 
 def standardized(x: TensorVariable, axes: list[int], epsilon: float) -> TensorVariable:

@@ -18,6 +18,7 @@ from tandem.keras.lowering.activations import ALONG_AXIS, FUNCTIONS
 from tandem.keras.lowering.call import Call, by_element, number
 from tandem.keras.lowering.core import filled, lengths, reshaped, rows_of
 from tandem.keras.lowering.merging import concatenated
+from tandem.keras.lowering.normalization import normalized
 from tandem.keras.lowering.pooling import extreme
 from tandem.keras.lowering.registry import lowers
 from tandem.validation import shown
@@ -203,9 +204,9 @@ def cumulative(layer: Call, x: TensorVariable) -> TensorVariable:
 def normalize(layer: Call, x: TensorVariable) -> TensorVariable:
     if layer.number("order") != 2:
         raise layer.fault(f"order {layer.value('order')}", "2")
-    squares = pt.sqr(x).sum(axis=layer.axis("axis", x.type.ndim), keepdims=True)
-    least = (1e-12 if layer.value("epsilon") is None else layer.number("epsilon", 0)) ** 2
-    return x / pt.sqrt(pt.maximum(squares, number(least, x)))
+    axis = layer.axis("axis", x.type.ndim)
+    given = {} if layer.value("epsilon") is None else {"epsilon": layer.number("epsilon", 0)}
+    return normalized(x, [axis], **given)
 
 
 # Products
