@@ -78,7 +78,6 @@ class GraphData:
     inputs : tuple of str
         Names of the input layers, in Keras's order.
     outputs : tuple of Reference
-    trainable : bool
     """
 
     name: str
@@ -86,7 +85,6 @@ class GraphData:
     nodes: tuple[Node, ...]
     inputs: tuple[str, ...]
     outputs: tuple[Reference, ...]
-    trainable: bool = True
 
     @property
     def output_names(self) -> tuple[str, ...]:
@@ -165,8 +163,7 @@ def _read_sequential(name: str, config: Mapping[str, Any], budget: Budget) -> Gr
     by_name = _by_name(name, layers)
     budget.take(nodes=len(nodes))
     end = (Reference(len(nodes) - 1),)
-    trainable = config.get("trainable") is not False
-    return GraphData(name, by_name, tuple(nodes), (layers[0].name,), end, trainable)
+    return GraphData(name, by_name, tuple(nodes), (layers[0].name,), end)
 
 
 def _read_functional(name: str, config: Mapping[str, Any], budget: Budget) -> GraphData:
@@ -204,7 +201,6 @@ def _read_functional(name: str, config: Mapping[str, Any], budget: Budget) -> Gr
         nodes,
         tuple(key[0] for key, _ in inputs),
         tuple(Reference(number[key], output) for key, output in outputs),
-        config.get("trainable") is not False,
     )
 
 

@@ -149,6 +149,23 @@ def test_layers_that_are_not_trained_are_known() -> None:
     np.testing.assert_allclose(found, theirs(model, rows, training=True)[0], rtol=1e-5, atol=1e-5)
 
 
+def test_a_layer_is_trained_as_it_says_itself() -> None:
+    """Whatever a model or wrapper around it says."""
+    m, x = keras.layers, keras.Input((4, 3))
+    parts = [m.Dense(3, name="a"), m.BatchNormalization(name="norm"), m.Dense(2, name="b")]
+    base = keras.Sequential([keras.Input((4, 3)), *parts], name="base")
+    base.trainable = False
+    for part in parts[1:]:
+        part.trainable = True
+    model = keras.Model(x, m.TimeDistributed(m.Dense(2), trainable=False)(base(x)))
+    network = network_of(model)
+    assert network.frozen == ("base.a",)
+    assert len(model.trainable_variables) == len(network.parameters) - 4
+    rows = random_rows(model)
+    found, _ = ours(network, rows, training_pass())
+    np.testing.assert_allclose(found, theirs(model, rows, training=True)[0], rtol=1e-4, atol=1e-5)
+
+
 def test_frozen_cells_and_their_layers_are_known() -> None:
     m, x = keras.layers, keras.Input((4, 3))
     cells = [m.LSTMCell(2, trainable=False, name="a"), m.GRUCell(3, name="b")]
@@ -252,6 +269,8 @@ def with_layer(**values: Any) -> Any:
         ({"use_bias": 1}, "d: found use_bias 1, expected true or false"),
         ({"activation": "relo"}, "d: found activation .*did you mean relu"),
         ({"activation": {"class_name": "function", "config": "f"}}, "expected an activation"),
+        ({"activation": {"value": "a lambda's code"}}, "d: found activation .*an activation"),
+        ({"activation": {"class_name": "Own", "config": {"name": "relu"}}}, "an activation"),
         ({"kernel_constraint": {"class_name": "NonNeg"}}, "d: found kernel_constraint, expected n"),
         ({"kernel_regularizer": "l3"}, "d: found kernel_regularizer"),
         ({"activity_regularizer": "l3"}, "d: found activity_regularizer"),

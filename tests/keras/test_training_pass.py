@@ -27,6 +27,9 @@ RANDOM = {
     "noise": lambda m: m.GaussianNoise(0.3),
     "noisy factors": lambda m: m.GaussianDropout(0.3),
     "dropout of each step": lambda m: m.TimeDistributed(m.Dropout(0.4)),
+    "dropout of one step of each": lambda m: m.TimeDistributed(
+        keras.Sequential([m.Reshape((1, 8)), m.TimeDistributed(m.Dropout(0.4)), m.Flatten()])
+    ),
 }
 
 
@@ -81,11 +84,14 @@ def test_batch_normalisation_in_training_is_that_of_keras(shape: Any, rows: int 
 
 
 def test_what_has_statistics_of_steps_is_refused() -> None:
-    m = keras.layers
-    x = keras.Input((4, 3))
-    for inside in (m.TimeDistributed(m.BatchNormalization()), None):
-        y = m.BatchNormalization()(m.Masking()(x)) if inside is None else inside(x)
-        network = network_of(keras.Model(x, y))
+    m, x = keras.layers, keras.Input((4, 3))
+    one, norm = keras.Input((4, 1, 3)), m.TimeDistributed(m.BatchNormalization())
+    for inputs, y in (
+        (x, norm(x)),
+        (x, m.BatchNormalization()(m.Masking()(x))),
+        (one, m.TimeDistributed(m.TimeDistributed(m.BatchNormalization()))(one)),
+    ):
+        network = network_of(keras.Model(inputs, y))
         with pytest.raises(InputError, match=r"found .* expected"):
             network.outputs(network.images(), training_pass())
 

@@ -142,14 +142,12 @@ def activated(
 ) -> TensorVariable:
     """Apply the activation that a layer's configuration names, if any."""
     given = layer.value(key, default)
+    if given is None:
+        return x
     if isinstance(given, dict) and given.get("module") == "keras.layers":
         inner = layer.inner(key)
         return layer.apply(inner, inner.name, x)[0]
-    if isinstance(given, dict):
-        given = given.get("config")
-    name = given.get("name") if isinstance(given, dict) else given
-    if name is None:
-        return x
+    name = given.get("config") if isinstance(given, dict) else given
     if isinstance(name, str) and name in ALONG_AXIS:
         return ALONG_AXIS[name](x)
     if not isinstance(name, str) or name not in FUNCTIONS:

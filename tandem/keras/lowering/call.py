@@ -78,9 +78,7 @@ class Pass:
         self._placeholders: dict[str, TensorVariable] = {}
         self._random = self._size = 0
 
-    def run(
-        self, graph: GraphData, inputs: Sequence[Any], prefix: str = "", frozen: bool = False
-    ) -> Outputs:
+    def run(self, graph: GraphData, inputs: Sequence[Any], prefix: str = "") -> Outputs:
         """Build the outputs of a model for those of its inputs."""
         if len(inputs) != len(graph.inputs):
             raise InputError(
@@ -88,7 +86,6 @@ class Pass:
             )
         given = dict(zip(graph.inputs, inputs, strict=True))
         built: list[Outputs] = []
-        frozen = frozen or not graph.trainable
 
         def resolved(value: Any) -> Any:
             if isinstance(value, Reference):
@@ -107,7 +104,7 @@ class Pass:
             keywords = {key: resolved(value) for key, value in node.keywords}
             self.budget.take(nodes=1)
             name = f"{prefix}{node.layer}"
-            built.append(self.apply(graph.layers[node.layer], name, arguments, keywords, frozen))
+            built.append(self.apply(graph.layers[node.layer], name, arguments, keywords))
         return [resolved(reference) for reference in graph.outputs]
 
     def _output(self, outputs: Outputs, reference: Reference, layer: str) -> TensorVariable:
@@ -138,7 +135,6 @@ class Pass:
         name: str,
         arguments: Sequence[Any],
         keywords: Mapping[str, Any] | None = None,
-        frozen: bool = False,
     ) -> Outputs:
         """Build the outputs of one call of a layer or model, under a name."""
         if isinstance(layer, GraphData):
@@ -150,12 +146,9 @@ class Pass:
                 raise InputError(f"{name}: found {found} of a model's call, expected none")
             # Keras sorts masks in a mapping, whatever the order of inputs.
             self.masks |= {x: m for x, m in zip(inputs, masks, strict=False) if m is not None}
-            return self.run(layer, inputs, f"{name}.", frozen)
+            return self.run(layer, inputs, f"{name}.")
         lowering = find_lowering(layer.kind, name)
-        is_frozen = frozen or layer.config.get("trainable") is False
-        if self.training is not None:
-            is_frozen = is_frozen or self.training.is_frozen(name)
-        call = Call(self, layer, name, dict(keywords or {}), is_frozen)
+        call = Call(self, layer, name, dict(keywords or {}))
         inputs = _flat(arguments)
         call.mask = call.first_mask = call.keywords.pop("mask", None)
         if call.mask is None and inputs:
@@ -239,18 +232,18 @@ class Call:
     training : Training or None
         None for validation.
     frozen : bool
-        Whether the layer is not trained.
+        Whether the layer is not trained: as in Keras 3, its own `trainable` alone decides.
     """
 
-    def __init__(
-        self, pass_: Pass, layer: LayerData, name: str, keywords: dict[str, Any], frozen: bool
-    ) -> None:
-        self.pass_, self.name, self.config, self.frozen = pass_, name, layer.config, frozen
+    def __init__(self, pass_: Pass, layer: LayerData, name: str, keywords: dict[str, Any]) -> None:
+        self.pass_, self.name, self.config = pass_, name, layer.config
         self.kind, self.keywords = layer.kind, keywords
         self.mask: Any = None
         self.first_mask: Any = None
         keywords.pop("training", None)  # Keras's models replace it by their own
         self.training = pass_.training
+        is_named = self.training is not None and self.training.is_frozen(name)
+        self.frozen = is_named or self.config.get("trainable") is False
         self._read = {*_IGNORED}
         self._inside: list[Call] = []
 
@@ -424,8 +417,7 @@ class Call:
         """A call of a layer inside this one, whose lowering is this one's too."""
         if not isinstance(layer, LayerData):
             raise self.fault(f"the model {layer.name}", "a layer")
-        frozen = self.frozen or layer.config.get("trainable") is False
-        found = Call(self.pass_, layer, f"{self.name}.{layer.name}", {}, frozen)
+        found = Call(self.pass_, layer, f"{self.name}.{layer.name}", {})
         found.training = self.training
         self._inside.append(found)
         return found
@@ -439,7 +431,7 @@ class Call:
     def several_rows(self, count: int) -> Iterator[None]:
         """Build layers of which a number of rows are steps of one row of the run's."""
         before = self.pass_.rows_in_row
-        self.pass_.rows_in_row = count * before if count > 1 else 1
+        self.pass_.rows_in_row = count * before
         try:
             yield
         finally:
@@ -448,7 +440,7 @@ class Call:
     def apply(self, layer: AnyLayer, name: str, *inputs: Any, **keywords: Any) -> Outputs:
         """Build the outputs of a layer inside this one, under its own name behind this one's."""
         name = f"{self.name}.{name}" if name else self.name
-        return self.pass_.apply(layer, name, inputs, keywords, self.frozen)
+        return self.pass_.apply(layer, name, inputs, keywords)
 
     def mask_of(self, x: Any) -> TensorVariable | None:
         """The mask of a variable, bool (batch, step), or None."""

@@ -118,12 +118,16 @@ def drop(layer: Call, x: TensorVariable, rate: float, shape: tuple[int, ...]) ->
     """Drop numbers of each row in training, by one mask for axes of length 1 in a shape."""
     if not rate or layer.training is None:
         return x
-    if (steps := layer.rows_in_row) > 1:  # a row is one of several steps
-        with layer.several_rows(1):
-            whole = x.reshape((-1, steps, *lengths(x)))
-            whole = pt.specify_shape(whole, (None, steps, *lengths(x)))
-            return drop(layer, whole, rate, (steps, *shape)).reshape((-1, *lengths(x)))
-    keys = (layer.training.seed, layer.training.epoch, layer.training.indices)
+    if (steps := layer.rows_in_row) == 1:
+        return _drop(layer, x, rate, shape)
+    whole = x.reshape((-1, steps, *lengths(x)))  # a row is one of several steps
+    whole = pt.specify_shape(whole, (None, steps, *lengths(x)))
+    return _drop(layer, whole, rate, (steps, *shape)).reshape((-1, *lengths(x)))
+
+
+def _drop(layer: Call, x: TensorVariable, rate: float, shape: tuple[int, ...]) -> TensorVariable:
+    training = cast(Training, layer.training)
+    keys = (training.seed, training.epoch, training.indices)
     place, factor = layer.next_random(), 1 / (1 - rate)
     if shape != lengths(x):
         units = math.prod(shape)
