@@ -12,13 +12,13 @@ from typing import Any
 import keras
 import numpy as np
 
-from tandem.artifacts.checkpoint import RunState, read_checkpoint
+from tandem.artifacts.checkpoint import RunState, read_checkpoint, read_header
 from tandem.artifacts.epochs import epochs_of, logs_of
 from tandem.artifacts.metrics_log import TrainRecord, ValidationRecord, read_records
 from tandem.artifacts.run_folder import RECORD, checkpoint_name, find_checkpoint
 from tandem.errors import InputError
 from tandem.files import write_text
-from tandem.keras.compilation import rates_of
+from tandem.keras.compilation import accumulated, own_method, rates_of
 from tandem.keras.variables import load
 from tandem.launch.status import MEASURED, Status
 from tandem.processes.heartbeat import HeartbeatTable
@@ -52,6 +52,11 @@ def check_callbacks(callbacks: Sequence[Any]) -> list[Any]:
                 "gets new weights at the end of each"
             )
         if isinstance(callback, keras.callbacks.TensorBoard):
+            if method := own_method(callback, *(n for n in dir(callback) if n.startswith("on_"))):
+                raise InputError(
+                    f"callbacks: found a {method} of {kind}'s own, expected TensorBoard itself, "
+                    "which the run stands for, and another callback beside it"
+                )
             continue
         is_own = not type(callback).__module__.startswith("keras.") or isinstance(
             callback, keras.callbacks.LambdaCallback
@@ -114,17 +119,21 @@ class Epochs:
     measure: Callable[[], Mapping[str, float]] | None = None
     begun: int | None = None  # the epoch, whose begin was reported already
     logs: dict[str, float] = field(default_factory=dict)  # of the last epoch
+    initial: list[dict[str, Any]] = field(default_factory=list)  # what `_plain` gave of each
 
     def on_train_begin(self, config: Mapping[str, Any]) -> None:
         """Begin, or go on where the run in the folder has been."""
-        memory = read_memory(self.folder)
-        for callback in self.callbacks.callbacks if memory else ():
+        path = find_checkpoint(self.folder, "latest")
+        assert path is not None  # with which the run has begun
+        goes_on = read_header(path).state.step > 0
+        for callback in self.callbacks.callbacks if goes_on else ():
             if isinstance(callback, keras.callbacks.CSVLogger):
                 callback.append = True
         self.model.stop_training = False
         self.callbacks.on_train_begin()
-        if memory:
-            self._restore(memory)
+        self.initial = [*map(_plain, self.callbacks.callbacks)]
+        if goes_on:
+            self._restore(path)
 
     def on_epoch_begin(self, epoch: int) -> None:
         if self.begun != epoch:
@@ -168,34 +177,40 @@ class Epochs:
             "history": {k: [*map(float, v)] for k, v in history.history.items()},
             "learning_rate": rate,
             "stopped": bool(self.model.stop_training),
-            "callbacks": [[type(c).__name__, _plain(c)] for c in self.callbacks.callbacks],
+            "callbacks": [
+                [type(c).__name__, dict(_plain(c).items() - before.items())]
+                for c, before in zip(self.callbacks.callbacks, self.initial, strict=False)
+            ],
         }
         write_text(self.folder / MEMORY, json.dumps(memory))
 
-    def _restore(self, memory: Mapping[str, Any]) -> None:
+    def _restore(self, path: Path) -> None:
         """Set what callbacks have learnt, and report an epoch's end that they have missed."""
-        path = find_checkpoint(self.folder, "latest")
-        assert path is not None  # with which the run has begun
-        checkpoint = read_checkpoint(path)
+        checkpoint, memory = read_checkpoint(path), read_memory(self.folder)
+        state, optimizer = checkpoint.state, self.model.optimizer
         load(self.model, checkpoint)
-        done = checkpoint.state.epoch - self.shift
+        # The trainers count an epoch's rates from its first step.
+        optimizer._iterations.assign_sub(state.step_in_epoch * accumulated(optimizer))
+        done = state.epoch - self.shift
         history = self.model.history
-        history.epoch = [epoch for epoch in memory["epochs"] if epoch < done]
+        history.epoch = [epoch for epoch in memory.get("epochs", ()) if epoch < done]
         kept = len(history.epoch)
-        history.history = {key: values[:kept] for key, values in memory["history"].items()}
-        if memory["learning_rate"] is not None:
-            self.model.optimizer.learning_rate = memory["learning_rate"]
+        lists = memory.get("history", {})
+        history.history = {key: values[:kept] for key, values in lists.items()}
+        restore_rate(optimizer, memory)
         for callback, (kind, values) in zip(
-            self.callbacks.callbacks, memory["callbacks"], strict=False
+            self.callbacks.callbacks, memory.get("callbacks", ()), strict=False
         ):
             if type(callback).__name__ == kind:
-                if hasattr(callback, "_set_monitor_op"):
-                    callback._set_monitor_op()  # which changes min_delta, once
                 for name, value in values.items():
-                    setattr(callback, name, value)
+                    if name != "min_delta":  # of which Keras's monitors change the sign, once
+                        setattr(callback, name, value)
                 self._restore_best(callback)
-        for record, train in epochs_of(read_records(self.folder / RECORD)):
-            if history.epoch and history.epoch[-1] < record.epoch - 1 - self.shift < done:
+        last = history.epoch[-1] if history.epoch else -1
+        path = self.folder / RECORD
+        records = read_records(path) if path.exists() else []
+        for record, train in epochs_of(records):
+            if last < record.epoch - 1 - self.shift < done:
                 self.on_epoch_begin(record.epoch)
                 self._end(record.epoch, logs_of(record, train))
 
@@ -221,6 +236,13 @@ def read_memory(folder: Path) -> dict[str, Any]:
     except (OSError, ValueError) as error:
         raise InputError(f"{folder / MEMORY}: cannot be read: {error}") from error
     return dict(found)
+
+
+def restore_rate(optimizer: Any, memory: Mapping[str, Any]) -> None:
+    """Set the learning rate that callbacks have left, unless a schedule decides."""
+    rate = memory.get("learning_rate")
+    if rate is not None and _has_plain_rate(optimizer):
+        optimizer.learning_rate = rate
 
 
 def _has_plain_rate(optimizer: Any) -> bool:

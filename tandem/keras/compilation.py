@@ -101,14 +101,31 @@ def check_model(model: Any) -> None:
             f"{name}: found the subclassed model {kind.__name__}, expected a Functional or "
             "Sequential one: a method call is code, which other processes do not run"
         )
-    if method := _own_method(model, *_METHODS):
+    if method := own_method(model, *_METHODS):
         raise InputError(
             f"{name}: found a {method} of {kind.__name__}'s own, expected Keras's: "
             "other processes train the graph of its layers"
         )
 
 
-def _own_method(found: Any, *methods: str) -> str | None:
+def check_activations(model: Any) -> None:
+    """Refuse functions that have the names of Keras's activations, by an InputError.
+
+    A layer's configuration has the name alone.
+    """
+    layers = model._flatten_layers(include_self=False)
+    for layer in (each for each in layers if type(each).__module__.startswith("keras.")):
+        for key in ("activation", "recurrent_activation"):
+            found = getattr(layer, key, None)
+            name = getattr(found, "__name__", "")
+            if getattr(keras.activations, name, found) is not found:
+                raise InputError(
+                    f"{layer.name}: found the {key} {found.__module__}.{name}, expected "
+                    f"keras.activations.{name}, or a layer of your own"
+                )
+
+
+def own_method(found: Any, *methods: str) -> str | None:
     """The first of some methods that a model, loss or metric has from outside Keras, if any."""
     for method in methods:
         owner = next((base for base in type(found).__mro__ if method in vars(base)), None)
@@ -208,7 +225,13 @@ class Compilation:
 
 def optimizer_settings(optimizer: Any) -> dict[str, Any]:
     """The keys of the configuration that an optimizer stands for; InputError for another."""
-    kind, config = type(optimizer).__name__, optimizer.get_config()
+    kind, rate = type(optimizer).__name__, optimizer._learning_rate
+    if callable(rate) and not isinstance(rate, keras.optimizers.schedules.LearningRateSchedule):
+        raise InputError(
+            f"{kind}: found a function as learning_rate, expected a number or a "
+            "LearningRateSchedule"
+        )
+    config = optimizer.get_config()
     found = _OPTIMIZERS.get(kind) if type(optimizer).__module__.startswith("keras.") else None
     if found is None:
         raise InputError(f"optimizer: found {kind}, expected any of {', '.join(_OPTIMIZERS)}")
@@ -285,12 +308,12 @@ def _losses(model: Any, shapes: Shapes) -> Iterator[dict[str, Any]]:
                 f"{place}: found reduction={loss.reduction!r}, expected sum_over_batch_size, sum "
                 "or mean_with_sample_weight"
             )
-        if _own_method(loss, "__call__"):
+        if own_method(loss, "__call__"):
             raise InputError(
                 f"{place}: found a __call__ of {type(loss).__name__}'s own, expected a call of "
                 "its own, which returns numbers for each row"
             )
-        known = None if _own_method(loss, "call") else getattr(loss, "fn", None)
+        known = None if own_method(loss, "call") else getattr(loss, "fn", None)
         function = function_of(known, getattr(loss, "_fn_kwargs", {}))
         if not is_here(function):
             is_keras = type(loss).__module__.startswith("keras.") and function["function"]
@@ -366,7 +389,7 @@ def _metrics(
             name = f"{prefix}weighted_{metric.name}" if weighted and name in seen else name
             seen[name] += 1
             name = name if seen[name] == 1 else f"{name}_{seen[name] - 1}"
-            has_own = _own_method(metric, "update_state", "result", "reset_state")
+            has_own = own_method(metric, "update_state", "result", "reset_state")
             known = None if has_own else getattr(metric, "_fn", None)
             function = function_of(known, getattr(metric, "_fn_kwargs", {}))
             if function["function"] in _TRACED and shapes[output][0] == shapes[output][1]:

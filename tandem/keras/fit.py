@@ -25,7 +25,7 @@ from tandem.config.command_line import ANSWERS
 from tandem.config.hardware import resolve_devices
 from tandem.config.resolve import divided_by, group_of, resolve
 from tandem.config.schema import Config
-from tandem.data.manifest import Manifest, read_any_manifest
+from tandem.data.manifest import MANIFEST_NAME, Manifest, read_any_manifest
 from tandem.data.order import minibatch_count, trainer_shares
 from tandem.distributed.ranks import is_rank
 from tandem.errors import InputError
@@ -37,11 +37,13 @@ from tandem.keras.callbacks import (
     check_callbacks,
     ends_at_nan,
     read_memory,
+    restore_rate,
     settings_of,
 )
 from tandem.keras.compilation import (
     Compilation,
     accumulated,
+    check_activations,
     first_rows,
     output_names,
     rates_of,
@@ -50,7 +52,7 @@ from tandem.keras.compilation import (
 from tandem.keras.distribution import Arguments, Distribution
 from tandem.keras.losses import OF_CLASSES
 from tandem.keras.lowering import add_own_lowerings, own_lowerings
-from tandem.keras.variables import as_checkpoint, check_trained, load, untrained
+from tandem.keras.variables import as_checkpoint, check_variables, load, untrained
 from tandem.launch.api import raise_failure
 from tandem.launch.callbacks import Callbacks
 from tandem.launch.local import Launcher, LocalLauncher
@@ -102,7 +104,7 @@ class Fit:
     ) -> Any:
         """Train; return Keras's `History`."""
         callbacks = check_callbacks(self.arguments.callbacks)
-        check_trained(self.model)
+        check_activations(self.model)
         if self.arguments.initial_epoch >= self.arguments.epochs:
             return self._untrained(callbacks)
         if x is None and "data_folder" in self.distribution.settings:
@@ -144,6 +146,7 @@ class Fit:
         return self.model.history
 
     def _train(self, compilation: Compilation, data: Data, batch: int, callbacks: list[Any]) -> Any:
+        check_variables(self.model)  # which is built by now
         if compilation.foreign and data.validation is None:
             warnings.warn(
                 f"metrics: {listed([*compilation.foreign])} are not measured: Keras measures them "
@@ -289,8 +292,8 @@ class Fit:
     def _count(self, folder: Path) -> None:
         """Count what has been trained, from which the next `fit` goes on."""
         distribution, newest = self.distribution, list_checkpoints(folder)
-        distribution.fits += 1
         if newest:
+            distribution.fits += 1
             distribution.epochs_done = read_checkpoint(newest[-1]).state.epoch
 
 
@@ -417,6 +420,7 @@ class Plan:
         if (folder / RESULT).exists():
             load(self.model, read_checkpoint(folder / RESULT))
         memory, history = read_memory(folder), keras.callbacks.History()
+        restore_rate(self.model.optimizer, memory)
         history.set_model(self.model)
         history.epoch = memory.get("epochs", [])
         history.history = memory.get("history", {})
@@ -569,7 +573,11 @@ class Plan:
         before = self.fit.distribution.data
         if not self.data.splits:  # a prepared data set, which is a setting
             return Path(self.fit.distribution.settings["data_folder"])
-        if before is not None and read_any_manifest(before).source == self._source:
+        if (
+            before is not None
+            and (before / MANIFEST_NAME).exists()
+            and read_any_manifest(before).source == self._source
+        ):
             return before
         return folder / DATA
 

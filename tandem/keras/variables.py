@@ -27,25 +27,44 @@ def untrained(model: Any) -> tuple[str, ...]:
     return tuple(name for name, _, variable in variables(model) if id(variable) in fixed)
 
 
-def check_trained(model: Any) -> None:
-    """Refuse variables that are not trained, but by `trainable` of layers, by an InputError."""
-    known = {id(variable) for variable in model.trainable_variables}
-    known |= {id(v) for layer in _layers(model) for v in layer._non_trainable_variables}
-    known |= {id(variable) for variable in _frozen(model)}
+def check_variables(model: Any) -> None:
+    """Refuse what a model's configuration does not say of its variables, by an InputError.
+
+    It says which layers are trained, and what regularizes variables of Keras's layers.
+    """
+    trained = {id(variable) for variable in model.trainable_variables}
+    fixed = {id(v) for layer in _layers(model) for v in layer._non_trainable_variables}
+    fixed |= {id(variable) for variable in _frozen(model)}
     for name, _, variable in variables(model):
-        if id(variable) not in known:
+        if (id(variable) in trained) == (id(variable) in fixed):
+            found = "is" if id(variable) in trained else "is not"
             raise InputError(
-                f"{name}: found a variable that is not trained, expected trainable=False of its "
-                "whole layer: a model's configuration has that alone"
+                f"{name}: found a variable that {found} trained, expected trainable="
+                f"{id(variable) in trained} of its whole layer: a model's configuration has that "
+                "alone"
             )
+        if variable.constraint is not None:
+            raise InputError(
+                f"{name}: found a constraint, expected none: constraints of parameters are not "
+                "supported"
+            )
+    for layer in _layers(model):
+        is_own = not type(layer).__module__.startswith("keras.")
+        for variable in layer.weights if is_own else ():
+            key = f"{variable.name.removesuffix('_kernel')}_regularizer"
+            if variable.regularizer is not None and layer.get_config().get(key) is None:
+                raise InputError(
+                    f"{layer.name}: found a regularizer of {variable.name}, expected it as {key} "
+                    "of get_config"
+                )
 
 
 def _frozen(layer: Any) -> list[Any]:
-    """Variables of layers that are not trained, of the layers in a model's configuration."""
-    if not layer.trainable:
-        return [*layer.variables]
+    """Variables of the layers that are not trained by a model's configuration."""
     cells = [layer.cell] if type(layer).__name__ == "RNN" else getattr(layer, "cells", [])
-    return [variable for part in (*parts_of(layer), *cells) for variable in _frozen(part)]
+    if parts := (*parts_of(layer), *cells):
+        return [variable for part in parts for variable in _frozen(part)]
+    return [] if layer.trainable else [*layer.variables]
 
 
 def _layers(model: Any) -> list[Any]:

@@ -1,6 +1,8 @@
 """Arguments of `distribute` and `fit`, and callbacks: what is refused before a start."""
 
 import json
+import math
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, ClassVar
@@ -9,15 +11,25 @@ import numpy as np
 import pytest
 
 import tandem.keras
+from tandem.artifacts.checkpoint import RunState, save_checkpoint
+from tandem.artifacts.metrics_log import TrainRecord, ValidationRecord, to_json
+from tandem.artifacts.run_folder import RECORD, checkpoint_name
 from tandem.errors import InputError
-from tandem.keras.callbacks import MEMORY, Batches, check_callbacks, read_memory, settings_of
-from tandem.keras.compilation import Compilation
+from tandem.keras.callbacks import (
+    MEMORY,
+    Batches,
+    Epochs,
+    check_callbacks,
+    read_memory,
+    settings_of,
+)
+from tandem.keras.compilation import Compilation, check_activations, optimizer_settings
 from tandem.keras.distribution import Arguments, Distribution
-from tandem.keras.fit import Fit
-from tandem.keras.variables import check_trained
+from tandem.keras.fit import Fit, Plan
+from tandem.keras.variables import as_checkpoint, check_variables
 from tandem.launch.status import Status
 from tandem.training.messages import Activity, Stage
-from tests.support.keras_models import keras
+from tests.support.keras_models import describe_model, keras
 
 pytestmark = pytest.mark.filterwarnings("ignore:__array__ implementation")
 X, Y = np.zeros((8, 3), np.float32), np.zeros(8, np.float32)
@@ -120,7 +132,7 @@ def test_variables_that_are_frozen_apart_from_their_layers_are_refused() -> None
     dense, cell, attended = m.Dense(2), m.LSTM(2), m.MultiHeadAttention(1, 2, name="at")
     y = cell(attended(base(y), base(y)))
     found = keras.Model(x, dense(m.Normalization()(y)))
-    check_trained(found)
+    check_variables(found)
     for layer, variable, name in (
         (dense, dense.bias, f"{dense.name}.bias"),
         (cell, cell.cell, f"{cell.name}.weight"),
@@ -128,9 +140,59 @@ def test_variables_that_are_frozen_apart_from_their_layers_are_refused() -> None
     ):
         variable.trainable = False
         with pytest.raises(InputError, match=f"{name}: found a variable that is not trained"):
-            check_trained(found)
+            check_variables(found)
         layer.trainable = False
-    check_trained(found)
+    check_variables(found)
+    dense.bias.trainable = True
+    with pytest.raises(InputError, match=f"{dense.name}.bias: found a variable that is trained"):
+        check_variables(found)
+
+
+class Own(keras.layers.Layer):
+    """A layer of one's own, of whose regularizer its configuration says nothing."""
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__()
+        self.options = options
+
+    def build(self, shape: Any) -> None:
+        self.gain = self.add_weight(shape=shape[1:], name="gain", **self.options)
+
+    def call(self, x: Any) -> Any:
+        return x * self.gain
+
+
+class Known(Own):
+    def get_config(self) -> Any:
+        return {"gain_regularizer": "l2"}
+
+
+def test_what_a_configuration_does_not_say_of_a_variable_is_refused() -> None:
+    x, m = keras.Input((3,)), keras.layers
+    check_variables(keras.Model(x, Known(regularizer="l2")(m.Dense(3, kernel_regularizer="l1")(x))))
+    for layer, message in (
+        (Own(regularizer="l2"), "a regularizer of gain, expected it as gain_regularizer of get_c"),
+        (Own(constraint="non_neg"), "gain: found a constraint, expected none"),
+        (m.Dense(3, bias_constraint="non_neg"), "bias: found a constraint, expected none"),
+    ):
+        with pytest.raises(InputError, match=message):
+            check_variables(keras.Model(x, layer(x)))
+
+
+def test_functions_with_names_of_activations_of_keras_are_refused() -> None:
+    def tanh(x: Any) -> Any:
+        return x
+
+    m, x = keras.layers, keras.Input((4, 3))
+    usual = m.Dense(2, activation=keras.activations.gelu)
+    check_activations(keras.Model(x, m.Bidirectional(m.LSTM(2))(m.Activation("swish")(usual(x)))))
+    for layer in (
+        m.Dense(2, activation=tanh),
+        m.TimeDistributed(m.Activation(tanh)),
+        m.RNN(m.LSTMCell(2, recurrent_activation=tanh)),
+    ):
+        with pytest.raises(InputError, match=r"test_fit\.tanh, expected keras\.activations\.tanh"):
+            check_activations(keras.Model(x, layer(x)))
 
 
 @pytest.mark.parametrize("rate", [float("nan"), float("inf"), -1.0])
@@ -153,6 +215,16 @@ def test_nothing_is_left_where_arrays_or_settings_are_refused(tmp_path: Path) ->
         with pytest.raises(InputError, match=message):
             found.fit(X, Y, verbose=0)
         assert not [*(tmp_path / "run").glob("*")]
+
+
+def fit_of(run: Path | None = None) -> Fit:
+    return Fit(Distribution(model(), ["cpu"], run, {}), SimpleNamespace(), None)  # type: ignore[arg-type]
+
+
+def test_a_fit_that_left_nothing_is_not_counted(tmp_path: Path) -> None:
+    fit = fit_of(tmp_path)
+    fit._count(tmp_path)
+    assert fit.distribution.folder == tmp_path
 
 
 def test_validation_is_of_the_epochs_that_keras_validates() -> None:
@@ -201,9 +273,92 @@ def test_callbacks_that_a_run_does_itself_become_settings() -> None:
     assert settings_of([board, stop]) == expected
 
 
-def test_batches_are_reported_with_means_of_the_epoch_so_far() -> None:
-    from tandem.artifacts.metrics_log import TrainRecord
+def test_a_board_with_methods_of_its_own_is_refused() -> None:
+    class Board(keras.callbacks.TensorBoard):
+        def on_epoch_end(self, epoch: int, logs: Any = None) -> None: ...
 
+    with pytest.raises(InputError, match="found a on_epoch_end of Board's own, expected TensorBoa"):
+        check_callbacks([Board("logs")])
+
+
+def save(folder: Path, found: Any, **state: int) -> None:
+    config, at = optimizer_settings(found.optimizer), RunState(**state)
+    checkpoint = replace(as_checkpoint(found, describe_model(found), 0, config), state=at)
+    save_checkpoint(folder / checkpoint_name(at), checkpoint)
+
+
+def begun(folder: Path, callbacks: Any = (), rate: Any = 0.1, **state: int) -> Epochs:
+    """A run of two steps an epoch that begins, or goes on in a state."""
+    found = model()
+    found.compile(keras.optimizers.SGD(rate), "mse")
+    found.optimizer.build(found.trainable_variables)
+    save(folder, found, **state)
+    listed = keras.callbacks.CallbackList([*callbacks], add_history=True, model=found)
+    epochs = Epochs(found, listed, folder, 0, 2, lambda epoch: False)
+    epochs.on_train_begin({})
+    return epochs
+
+
+def record_epoch(folder: Path, epoch: int) -> None:
+    train = TrainRecord(epoch, 2 * epoch, 0.5, None, 0.1, 1, 0, 0, 0, images=8)
+    end = ValidationRecord(epoch, 2 * epoch, math.nan, math.nan, math.nan, 0)
+    with (folder / RECORD).open("a") as file:
+        file.write(f"{to_json(train)}\n{to_json(end)}\n")
+
+
+def test_an_epoch_whose_end_nothing_remembers_is_reported_again(tmp_path: Path) -> None:
+    assert begun(tmp_path).model.history.epoch == []
+    record_epoch(tmp_path, 1)
+    epochs = begun(tmp_path, epoch=1, step=2, updates=2)
+    assert (epochs.model.history.epoch, epochs.model.history.history) == ([0], {"loss": [0.5]})
+    assert read_memory(tmp_path)["epochs"] == [0]
+    assert int(epochs.model.optimizer.iterations) == 2
+
+
+def test_rates_of_an_epoch_that_goes_on_are_counted_from_its_first_step(tmp_path: Path) -> None:
+    schedule = keras.optimizers.schedules.ExponentialDecay(0.1, 1, 0.5)
+    memory = {"epochs": [0], "history": {}, "learning_rate": None, "callbacks": []}
+    (tmp_path / MEMORY).write_text(json.dumps(memory))
+    (tmp_path / RECORD).touch()
+    epochs = begun(tmp_path, rate=schedule, epoch=1, step_in_epoch=1, step=3, updates=3)
+    assert epochs.rates() == pytest.approx([0.1 * 0.5**2, 0.1 * 0.5**3])
+
+
+def test_callbacks_keep_what_they_learn_and_their_new_arguments(tmp_path: Path) -> None:
+    def callbacks(patience: int, name: str) -> list[Any]:
+        return [
+            keras.callbacks.EarlyStopping("loss", patience=patience, min_delta=0.25),
+            keras.callbacks.ModelCheckpoint(tmp_path / name, "loss", save_best_only=True),
+            keras.callbacks.CSVLogger(tmp_path / "log.csv"),
+        ]
+
+    first = begun(tmp_path, callbacks(3, "a.keras"))
+    for epoch in (1, 2):
+        save(tmp_path, first.model, epoch=epoch, step=2 * epoch)
+        record_epoch(tmp_path, epoch)
+        first._end(epoch, {"loss": 0.5})
+    first.on_train_end({})
+    stop, best, _ = given = callbacks(9, "b.keras")
+    resumed = begun(tmp_path, given, epoch=2, step=4)
+    assert (stop.patience, stop.wait, stop.best) == (9, 1, 0.5)
+    assert (best.filepath, best.best) == (str(tmp_path / "b.keras"), 0.5)
+    save(tmp_path, resumed.model, epoch=3, step=6)
+    resumed._end(3, {"loss": 0.5})
+    assert stop.min_delta == -0.25
+    assert [line[:5] for line in (tmp_path / "log.csv").read_text().splitlines()] == [
+        "epoch", "0,0.5", "1,0.5", "2,0.5",
+    ]  # fmt: skip
+
+
+def test_a_run_that_is_complete_gives_its_rate(tmp_path: Path) -> None:
+    (tmp_path / MEMORY).write_text(json.dumps({"epochs": [0], "learning_rate": 0.25}))
+    fit = fit_of()
+    Plan(fit, *[None] * 2, 8, []).follow(tmp_path)  # type: ignore[arg-type]
+    assert float(fit.model.optimizer.learning_rate) == 0.25
+    assert fit.model.history.epoch == [0]
+
+
+def test_batches_are_reported_with_means_of_the_epoch_so_far() -> None:
     class Seen:
         calls: ClassVar[list[Any]] = []
 

@@ -228,6 +228,10 @@ def test_compile_of_two_outputs_becomes_data() -> None:
         ({"loss": ["mse", keras.losses.MeanSquaredError("none")]}, "found reduction='none'"),
         ({"loss": ["mse", MeanOfAll(reduction="sum")]}, r"found a result of shape \(\)"),
         ({"loss": ["mse", keras.losses.Dice(reduction="sum")]}, "found reduction='sum', expected"),
+        (
+            {"optimizer": keras.optimizers.SGD(lambda: 0.1), "loss": "mse"},
+            "SGD: found a function as learning_rate, expected a number or a LearningRateSchedule",
+        ),
         ({"optimizer": "ftrl", "loss": ["mse", "mse"]}, "optimizer: found Ftrl, expected any of"),
         (
             {

@@ -252,6 +252,24 @@ def test_an_exception_of_a_callback_arrives_as_itself(
         model.fit(*pictures(32), callbacks=keras.callbacks.LambdaCallback(on_epoch_end=end))
     assert "continue with resume=True of fit" in caplog.text
 
+    goes_on = classifier()
+    tandem.keras.distribute(goes_on, ["cpu"], tmp_path / "run")
+    ends: list[int] = []
+    say = keras.callbacks.LambdaCallback(on_epoch_end=lambda epoch, logs: ends.append(epoch))
+    history = goes_on.fit(*pictures(32), callbacks=say, verbose=0, resume=True)
+    assert (history.epoch, ends, len(history.history["loss"])) == ([0], [0], 1)
+    assert_equal_weights(goes_on, model, atol=0, rtol=0)
+
+
+def test_a_fit_follows_one_that_was_refused(tmp_path: Path) -> None:
+    model = classifier()
+    tandem.keras.distribute(model, ["cpu"], tmp_path / "run", norm_rows=16)
+    x, y = pictures(48)
+    with pytest.raises(InputError, match="norm_rows: found 16, expected a divisor of global_b"):
+        model.fit(x, y, 40, verbose=0)
+    model.fit(x, y, 48, verbose=0)
+    assert list_checkpoints(tmp_path / "run")
+
 
 def test_metrics_that_keras_alone_has_are_of_the_validation(tmp_path: Path) -> None:
     rng = np.random.default_rng(4)
