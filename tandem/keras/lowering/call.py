@@ -232,7 +232,7 @@ class Call:
     training : Training or None
         None for validation.
     frozen : bool
-        Whether the layer is not trained: as in Keras 3, its own `trainable` alone decides.
+        Whether the layer is not trained, by `freeze` or, as in Keras 3, by its own `trainable`.
     """
 
     def __init__(self, pass_: Pass, layer: LayerData, name: str, keywords: dict[str, Any]) -> None:
