@@ -95,7 +95,7 @@ def main(words: Sequence[str] | None = None) -> None:
     parser.add_argument("--rows", type=count, default=100_000)
     parser.add_argument("--columns", type=count, default=10)
     parser.add_argument("--workers", type=count, default=2, help="of one thread each")
-    parser.add_argument("--draws", type=count, default=300, help="of each of two chains")
+    parser.add_argument("--draws", type=int, default=300, help="of each of two chains; 0: none")
     options = parser.parse_args(words)
     synk.fork(options.workers, use_gpu=False, threads=1)
     try:
@@ -114,7 +114,7 @@ def run(options: argparse.Namespace) -> None:
         likelihood._sums(*likelihood._rows, np.zeros(options.columns))
         times.append(time.perf_counter() - began)
     print(f"log-probability and gradient: {1e3 * np.median(times[2:]):.2f} ms")
-    if not options.draws:
+    if options.draws <= 0:
         return
 
     import pymc

@@ -173,7 +173,8 @@ class CommandLine:
             if key in typed and self.once:
                 hint = f"; give all values at once: {name} A B" if _form(info) in _SEVERAL else ""
                 raise InputError(f"{name} is given twice{hint}")
-            words = [value] if equals else _words_after(tokens, info, not places)
+            is_last = not places or (bool(loose) and _form(info) in _SEVERAL)
+            words = [value] if equals else _words_after(tokens, info, is_last)
             values[key], typed[key] = _value(name, info, words), name
         return values | _placed(loose, places, fields), typed
 
@@ -257,12 +258,12 @@ def _is_switch(info: FieldInfo) -> bool:
 
 
 def _words_after(tokens: deque[str], info: FieldInfo, all_of_them: bool) -> list[str]:
-    """Take the values of an option: one where arguments may follow, unless it is a list."""
+    """Take the values of an option: one where arguments may follow, or what is in brackets."""
     words: list[str] = []
-    all_of_them = all_of_them or _form(info) in _SEVERAL
     while tokens and not _OPTION.match(tokens[0]):
+        is_open = bool(words) and words[0][:1] in ("[", "{") and words[-1][-1:] not in ("]", "}")
         is_argument = words or (_is_switch(info) and tokens[0] not in ("true", "false"))
-        if not all_of_them and is_argument:
+        if is_argument and not (all_of_them or is_open):
             break
         words.append(tokens.popleft())
     return words

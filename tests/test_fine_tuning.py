@@ -2,6 +2,7 @@
 
 from pathlib import Path
 
+import numpy as np
 import pytest
 from safetensors.numpy import load_file
 
@@ -102,3 +103,24 @@ def test_what_does_not_fit_is_refused(
     assert errors.count("error: ") == 1
     assert "Traceback" not in errors
     assert all(text in errors for text in expected), errors
+
+
+@pytest.mark.slow
+def test_layers_that_were_frozen_learn_later(
+    weights: Path, data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Their averages are themselves; what is divided by counts begins anew, or is refused."""
+    common = {**NEW, "init_weights": weights, "batch_size": 6}
+    averaged = {**common, "average_weights": 0.9, "average_overwrites": 1}
+    before = weights_of(train(data, tmp_path / "sgd", freeze=FROZEN, **averaged))
+    assert (before["weight_average/conv1.weight"] == before["conv1.weight"]).all()
+    resumed = {"n_epochs": 2, "resume_train": True, "learning_rate": 1e-9}
+    after = weights_of(train(data, tmp_path / "sgd", **averaged, **resumed))
+    np.testing.assert_allclose(after["conv1.weight"], before["conv1.weight"], rtol=1e-3, atol=1e-6)
+
+    train(data, tmp_path / "adam", freeze=FROZEN, optimizer="adam", **common)
+    later = {**common, **resumed, "optimizer": "adam"}
+    assert program.main(settings(data, tmp_path / "adam", **later)) == 2
+    assert "freeze: found [], expected conv1 and conv2 too" in capsys.readouterr().err
+    train(data, tmp_path / "adam", freeze=FROZEN, **later)
+    train(data, tmp_path / "adam", **later | {"n_epochs": 3}, exact=False)

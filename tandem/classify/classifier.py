@@ -208,7 +208,7 @@ def _compiled(network: Network, mean: np.ndarray, device: str) -> Any:
     values: Any = {v: pt.constant(v.get_value(borrow=True)) for v in network.parameters.values()}
     return pytensor.function(
         [pictures, origins, mirrored],
-        network.predictions(network.logits(images, None)),
+        network.probabilities(network.logits(images, None)),
         givens=values,
         mode=device_mode(device),
         on_unused_input="ignore",  # what only an auxiliary head has

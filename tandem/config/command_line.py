@@ -189,6 +189,8 @@ def read_run_settings(path: Path) -> dict[str, Any]:
         return values
     own = read_yaml(DEFAULT_FILE) if has_own else {}
     left_out = {key for key in values if key in _OF_THE_MACHINE}
+    if isinstance(rows := values.get("sum_rows"), int):  # of a pass, whose memory there was
+        values["batch_size"] = rows
     if values.get("network") not in (KERAS_NETWORK, own.get("network")):
         left_out.add("network")
     values |= _without_code(values, own)

@@ -61,7 +61,7 @@ def convert_network(
         std = np.array(IMAGENET_STD, np.float32)[:, np.newaxis, np.newaxis]
         values[first] = values[first] * std
     weights, untrained = laid_out(str(path), values, network)
-    return Converted(weights, description, published.mean_image(), untrained)
+    return Converted(weights, description, published.mean_image(description.crop_size), untrained)
 
 
 def _layers_of(network: Network) -> list[str]:

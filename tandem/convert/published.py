@@ -39,12 +39,13 @@ class Published:
             resize=self.resize,
         )
 
-    def mean_image(self) -> np.ndarray | None:
-        """The mean colour as a mean image, float32 (RGB, row, column)."""
+    def mean_image(self, crop_size: int) -> np.ndarray | None:
+        """The mean colour as a mean image of which there are crops, float32 (RGB, row, column)."""
         if self.mean is None:
             return None
         colour = np.array(self.mean, np.float32)[:, np.newaxis, np.newaxis]
-        return np.ascontiguousarray(np.broadcast_to(colour, (3, STORED_SIZE, STORED_SIZE)))
+        side = max(STORED_SIZE, crop_size)
+        return np.ascontiguousarray(np.broadcast_to(colour, (3, side, side)))
 
 
 @dataclass(frozen=True)

@@ -72,7 +72,9 @@ def read_state_dict(
         shapes = {name: tensor.shape for name, tensor in tensors.items()}
         built, description = fitted(published, shapes, crop_size, width)
         weights, untrained = laid_out(str(path), tensors, built)
-        return Converted(weights, description, published.mean_image(), untrained)
+        return Converted(
+            weights, description, published.mean_image(description.crop_size), untrained
+        )
 
 
 @contextmanager
@@ -108,7 +110,8 @@ def _find(
     """The network that the arrays are of."""
     candidates = [known for known in KNOWN if network in (None, known.network)]
     for known in candidates:
-        if {*fitted(known, {}, crop_size, width)[0].parameters} == {*tensors}:
+        # At the usual size, which each has; names are those of any.
+        if {*fitted(known, {}, None, width)[0].parameters} == {*tensors}:
             return known
     if network is not None and network != ALEXNET:
         return candidates[-1] if candidates else Published(network, None)

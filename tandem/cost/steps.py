@@ -26,7 +26,7 @@ from tandem.optim import optimizer_of
 from tandem.training.attribution import TOTALS, NodeOrigin, layers_of
 from tandem.training.compiled_network import CompiledNetwork
 from tandem.training.graphs import GRADIENT
-from tandem.training.setup import parameter_layout
+from tandem.training.setup import parameter_layout, with_frozen
 
 _BORDER = 29  # pixels that a picture has more than its crop, as 256 and 227
 
@@ -93,6 +93,7 @@ def trainer_step(config: Config, classes: int) -> TrainerStep:
     # A run on the CPU crops in the loader.
     config = config.model_copy(update={"use_data_layer": False})
     network = build_network(_description(config, classes), config.dtype)
+    config = with_frozen(config, network)
     if config.parameter_groups.averages(network.parameters.declared):
         config = resolve_norm_rows(config)
     optimizer = optimizer_of(dict(config))

@@ -80,6 +80,8 @@ def _check_network(path: Path, run: Mapping[str, Any], config: Config, classes: 
     }
     chosen = {"threads": config.threads, "convolutions": config.convolutions}
     wanted |= {key: value for key, value in chosen.items() if value != "auto"}
+    if run.get("crop_size") is None:  # of rows of arrays
+        del wanted["crop_size"]
     for key, value in wanted.items():
         if run.get(key) != value:
             raise InputError(
@@ -98,10 +100,17 @@ def _trainers(trace: Trace) -> int:
 def _lines(spans: Sequence[Span]) -> list[TimedLine]:
     """The lines of all steps whose work is known."""
     return [
-        TimedLine(Work(span.args["kind"], span.args["flops"], span.args["bytes"]), span.seconds)
+        TimedLine(Work(_kind(span), span.args["flops"], span.args["bytes"]), span.seconds)
         for span in spans
         if span.is_op and "kind" in span.args and span.around(STEP)
     ]
+
+
+def _kind(span: Span) -> str:
+    """The kind of an Op's work; of optimizers without an Op of their own too there are updates."""
+    kind = str(span.args["kind"])
+    updates = span.args.get("phase") == "update"
+    return "update" if updates and kind == "elementwise" else kind
 
 
 def _is_computing(span: Span) -> bool:

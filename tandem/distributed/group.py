@@ -183,7 +183,10 @@ class RankGroup(Group):
 
 
 _NUMPY = {"_reconstruct", "scalar", "_frombuffer", "dtype", "ndarray"}
-_OTHERS = {"builtins.complex", "builtins.slice", "pathlib.PosixPath", "_codecs.encode"}
+_OTHERS = {
+    *("builtins.complex", "builtins.slice", "_codecs.encode"),
+    *("pathlib.PosixPath", "pathlib._local.PosixPath"),  # the second of Python 3.13
+}
 
 
 class _Unpickler(pickle.Unpickler):

@@ -130,8 +130,11 @@ def make_model(loaded: LoadedNetwork) -> "ModelProto":
         info, prepared = _pictures(graph, mean, about.pad, network.crop_size)
         metadata["resize"] = json.dumps(about.resize)
     graph.bind(images, prepared)
-    predictions = "predictions" if mean is None else "probabilities"
-    outputs = {"logits": logits, predictions: network.predictions(cast("TensorVariable", logits))}
+    found = cast("TensorVariable", logits)
+    if mean is None:
+        outputs = {"logits": logits, "predictions": network.predictions(found)}
+    else:
+        outputs = {"logits": logits, "probabilities": network.probabilities(found)}
     for name, variable in outputs.items():
         graph.add("Cast", [graph.translate(variable)], name, to=_FLOAT)
     shape: list[str | int | None] = ["batch", network.classes]

@@ -14,6 +14,7 @@ from tandem.errors import InputError
 from tandem.keras.arrays import fits_output, in_order
 from tandem.keras.losses import OF_GROUPS, OF_LABELS, is_here
 from tandem.keras.weights import kind_of
+from tandem.optim.averaged import AVERAGE
 from tandem.validation import listed, suggestion
 
 _MOMENTS = {"first_moment": "_momentums", "second_moment": "_velocities"}
@@ -88,7 +89,7 @@ _MEANS = ("mean", "sum_over_batch_size")
 OWN = "own"  # the function of a loss of the user's
 _AS_GIVEN = (OWN, "circle", "ctc", "categorical_generalized_cross_entropy")
 """Losses whose targets may have another shape than outputs."""
-_AVERAGE = {"weight_average": "_model_variables_moving_average"}  # of any optimizer's weights
+_AVERAGE = {AVERAGE: "_model_variables_moving_average"}  # of any optimizer's weights
 
 
 def check_model(model: Any) -> None:

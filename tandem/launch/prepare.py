@@ -63,6 +63,11 @@ _OF_TRAINING = {
     "lr_policy": "constant",
     "stop_patience": 0,
     "stop_at": None,
+    "freeze": (),
+    "lr_multipliers": {},
+    "init_weights_skip": (),
+    "min_trainers": None,
+    "restarts": 0,
 }
 _LEAST_ADDRESSES = 5 << 28  # bytes; a trainer of a tiny network takes 1.1 GB
 

@@ -245,6 +245,13 @@ def announce(spec: RunSpec) -> None:
         crops,
         "; compiled" if spec.config.compile else "",
     )
+    if spec.job == "train" and (idle := sum(own.start == own.stop for own in spec.shares)):
+        name = "sum_rows" if spec.config.summed_rows else "norm_rows"
+        log.warning(
+            "%d of %d trainers get none of the %d rows of a minibatch: %s rows stay together; set"
+            " %s lower, or global_batch higher",
+            *(idle, spec.trainers, spec.global_batch, getattr(spec.config, name), name),
+        )
     if stored is not None and stored.layout == "c01b":
         log.info(
             "the batch files have the original's layout c01b: whole files are read and transposed, "

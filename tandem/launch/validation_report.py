@@ -2,6 +2,7 @@
 
 import csv
 import io
+import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -48,12 +49,12 @@ class Report:
     @property
     def calibration(self) -> npt.NDArray[np.float64]:
         """Pictures, mean confidence and share that is right, (bin of confidence, 3); NaN: none."""
-        confidence = self.predictions.probabilities[:, 0]
+        confidence, right = self.predictions.probabilities[:, 0], self.predictions.is_right
+        finite = np.isfinite(confidence)  # as not of a network with weights that are NaN
+        confidence, right = confidence[finite], right[finite] * 1.0
         bins = np.minimum((confidence * _BINS).astype(int), _BINS - 1)
         counts = np.bincount(bins, minlength=_BINS).astype(float)
-        sums = [
-            np.bincount(bins, of, _BINS) for of in (confidence, self.predictions.is_right * 1.0)
-        ]
+        sums = [np.bincount(bins, of, _BINS) for of in (confidence, right)]
         with np.errstate(invalid="ignore"):
             return np.stack([counts, *(total / counts for total in sums)], axis=1)
 
@@ -61,6 +62,8 @@ class Report:
     def calibration_error(self) -> float:
         """The mean distance of confidence from the share that is right, over all pictures."""
         counts, confidence, right = self.calibration.T
+        if not counts.any():
+            return math.nan
         return float(np.nansum(counts * np.abs(confidence - right)) / counts.sum())
 
     def by_class(self) -> list[tuple[str, int, int, float, float, str]]:

@@ -11,7 +11,10 @@ from tandem.validation import suggestion
 History = Sequence[Mapping[str, float]]
 """Values by name after each whole epoch; a name is missing where it was not measured."""
 
-_RISING = ("acc", "accuracy", "auc", "precision", "recall", "f1", "f1_score", "iou", "io_u")
+_RISING = (
+    *("acc", "accuracy", "auc", "precision", "recall", "f1", "f1_score", "iou", "io_u"),
+    "cosine_similarity",
+)
 
 ERRORS = ("validation_loss", "top1_error", "top5_error")
 

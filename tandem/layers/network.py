@@ -2,6 +2,7 @@
 
 import dataclasses
 import inspect
+import json
 from abc import ABC, abstractmethod
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -351,7 +352,7 @@ def _check_types(description: NetworkDescription, kind: type[Network]) -> None:
         return
     for option, value in description.all_options.items():
         try:
-            TypeAdapter(types.get(option, Any)).validate_python(value, strict=True)
+            TypeAdapter(types.get(option, Any)).validate_json(json.dumps(value), strict=True)
         except ValidationError as error:
             reason = error.errors()[0]["msg"]
             raise InputError(

@@ -47,7 +47,7 @@ class GoogLeNet(LayeredNetwork):
     Parameters
     ----------
     crop_size : int
-        Side of the input, pixels; published for 224. With auxiliary heads at least 65.
+        Side of the input, pixels; published for 224. With auxiliary heads at least 79.
     classes : int
     width : float
         Factor on numbers of filters and hidden units.

@@ -173,5 +173,6 @@ def crop_mirror(
         An input has another dtype or number of axes.
     ValueError
         Known shapes do not fit each other; when it runs, also a window outside the picture.
+        On a GPU, and where the graph is compiled, windows are not checked.
     """
     return CropMirror(crop_size, cropped, dtype)(pictures, mean, origins, mirrored, colours)

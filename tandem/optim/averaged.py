@@ -6,6 +6,9 @@ from typing import Any
 
 from tandem.optim.optimizer import OPTIMIZERS, Numbers, Optimizer, Stepped, in_dtype
 
+AVERAGE = "weight_average"
+"""Name of the state."""
+
 
 @dataclass(frozen=True)
 class Averaged(Optimizer):
@@ -21,7 +24,7 @@ class Averaged(Optimizer):
 
     @property
     def states(self) -> tuple[str, ...]:
-        return (*self.optimizer.states, "weight_average")
+        return (*self.optimizer.states, AVERAGE)
 
     def numbers(self, updates: Any) -> dict[str, Any]:
         found = {**self.optimizer.numbers(updates), "average_kept": self.kept if updates else 0.0}

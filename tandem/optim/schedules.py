@@ -58,6 +58,11 @@ def _increasing(epochs: tuple[int, ...]) -> tuple[int, ...]:
 SCHEDULES: Registry[Schedule] = Registry("lr_policy")
 
 
+def tenth(base: float, drops: int) -> float:
+    """The rate divided by 10 so often; a quotient has the bits of the originals' programs."""
+    return base / 10 ** min(drops, 308)  # a float's largest power of 10
+
+
 @dataclass(frozen=True)
 class _Falling(Schedule):
     """Base of schedules that multiply the rate by a factor."""
@@ -73,8 +78,7 @@ class _Falling(Schedule):
 
     def after(self, base: float, drops: int) -> float:
         """The rate after so many drops."""
-        # The tenth as a quotient: the bits of runs from before there was a factor.
-        return base / 10**drops if self.lr_factor == 0.1 else base * self.lr_factor**drops
+        return tenth(base, drops) if self.lr_factor == 0.1 else base * self.lr_factor**drops
 
 
 @SCHEDULES.register("step")
@@ -222,7 +226,7 @@ class Auto(Schedule):
             improved = improvement >= self.lr_adapt_threshold
             if done - last_drop >= self.WINDOW and not improved:
                 drops, last_drop = drops + 1, done
-        return base / 10**drops
+        return tenth(base, drops)
 
 
 @SCHEDULES.register("poly")

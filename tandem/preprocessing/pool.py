@@ -85,6 +85,7 @@ class DecodePool:
             initializer=_start_worker,
             initargs=(self._buffer, shape, resize, pad, many),
         )
+        self._executor.submit(int)  # starts the processes
 
     def submit(self, task: Task) -> "Future[list[str | None]]":
         """Start a task; its result is, for each picture, why it is bad, or None."""

@@ -6,6 +6,7 @@ import json
 import logging
 import platform
 import shutil
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -40,6 +41,7 @@ log = logging.getLogger(__name__)
 
 MEAN_NAME = "img_mean.npy"
 _COMPARED = ("image_size", "pad", "resize", "layout", "batch_size", "seed")
+_MISC = "misc_dir"  # which may change as long as nothing is there that the run did not write
 _PIECE = 1 << 14  # pictures whose names are in memory twice
 _REMEDY = "choose another tar_root_dir, or delete what this one holds to start over"
 
@@ -74,6 +76,8 @@ def prepare(settings: Settings) -> None:
             _check_unused(settings)
         else:
             _check_same(root / PROGRESS_NAME, "stopped", progress.spec, spec)
+            if progress.spec.get(_MISC, spec[_MISC]) != spec[_MISC]:
+                _check_unused(settings, ())
         try:
             _make_all(settings, listing, spec, progress)
         except InputError:
@@ -110,10 +114,11 @@ def _make_all(
     # more memory, which costs when it is first touched.
     slots = min(longest, 2 * settings.batch_size + 2 * workers * CHUNK)
     with (
-        report.shown(),
+        # Processes are copied before the bar has its thread and stands in for the terminal.
         DecodePool(
             workers, slots, settings.image_size, settings.resize, settings.pad, count
         ) as pool,
+        report.shown(),
         BatchWriter(root, settings.layout, progress) as writer,
     ):
         for split in SPLITS:
@@ -198,7 +203,8 @@ def _spec(settings: Settings, listing: Listing) -> dict[str, Any]:
     """Everything that the output depends on."""
     numbers = {key: getattr(settings, key) for key in _COMPARED}
     pictures = {name: _digest(listing, listing.splits[name]) for name in SPLITS}
-    return numbers | {"versions": _versions(), "pictures": pictures}
+    misc = str(settings.misc_folder.absolute())  # noted, but not compared
+    return numbers | {"versions": _versions(), "pictures": pictures, _MISC: misc}
 
 
 def _versions() -> dict[str, str]:
@@ -227,7 +233,7 @@ def _digest(listing: Listing, listed: Listed) -> str:
 def _check_same(path: Path, state: str, found: dict[str, Any], spec: dict[str, Any]) -> None:
     before, now = {"pad": 0} | _flat(found), _flat(spec)  # older runs had none
     for key in now:
-        if before.get(key) != now[key]:
+        if key != _MISC and before.get(key) != now[key]:
             raise InputError(
                 f"{path}: found a {state} run with {key} {before.get(key)}, expected {now[key]} as"
                 f" in this run; {_REMEDY}"
@@ -240,10 +246,10 @@ def _flat(spec: dict[str, Any]) -> dict[str, Any]:
     return {key: value for key, value in spec.items() if key not in nested} | inner
 
 
-def _check_unused(settings: Settings) -> None:
+def _check_unused(settings: Settings, splits: Sequence[str] = SPLITS) -> None:
     """Refuse to overwrite files of another program, or of a run with another manifest."""
     root = settings.tar_root_dir
-    folders = [folder for folder in _batch_folders(root) if folder.is_dir()]
+    folders = [(root / batch_name(split, 0)).parent for split in splits]
     foreign = [path for folder in folders for path in sorted(folder.glob("*"))]
     written = [settings.misc_folder / name for name in (MEAN_NAME, COVARIANCE_NAME)]
     foreign += [path for path in written if path.exists()]

@@ -54,8 +54,9 @@ _MOST_DESCRIPTORS = 240  # that a process can be sent
 # Read by no library, but changed by pytest; the same, by `limit_spinning`, wherever PyTorch is.
 _UNREAD = ("PYTEST_CURRENT_TEST", "GOMP_SPINCOUNT")
 
-# Until 3.11.1 every user of the machine could have had the server start processes.
-_IS_SAFE = sys.platform == "linux" and sys.version_info >= (3, 11, 1)
+# Until 3.11.1 every user of the machine could have had the server start processes; since 3.14 it
+# asks for a password, which `_request` does not give.
+_IS_SAFE = sys.platform == "linux" and (3, 11, 1) <= sys.version_info < (3, 14)
 _server = forkserver.ForkServer()  # not the one that others may use in this process
 _changing = threading.RLock()
 

@@ -30,6 +30,7 @@ class StopSignals:
 
     def __init__(self) -> None:
         self.count, self.last = 0, signal.SIGINT
+        self._interrupts = False
         self._latest = -math.inf
 
     def __enter__(self) -> Self:
@@ -41,7 +42,7 @@ class StopSignals:
             return self
         self._former_wakeup = signal.set_wakeup_fd(self._sender, warn_on_full_buffer=False)
         self._former = {
-            number: signal.signal(number, lambda *_: None)
+            number: signal.signal(number, self._arrive)
             for number in STOPPING
             if not (number == signal.SIGHUP and _is_ignored(number))
         }
@@ -55,6 +56,20 @@ class StopSignals:
         self.poll()
         os.close(self._receiver)
         os.close(self._sender)
+
+    @contextlib.contextmanager
+    def interrupting(self) -> Iterator[None]:
+        """Context manager: in the main thread the second request raises KeyboardInterrupt."""
+        self._interrupts = True
+        try:
+            yield
+        finally:
+            self._interrupts = False
+
+    def _arrive(self, *_: object) -> None:
+        if self._interrupts and self.poll() > 1:
+            self._interrupts = False
+            raise KeyboardInterrupt
 
     def poll(self) -> int:
         """Count the requests so far."""

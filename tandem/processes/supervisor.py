@@ -84,10 +84,11 @@ def supervise(
     where there is nothing to save: with `saves`, workers that are `Ready` save their work. The call
     also ends, and their step is lost, when for the pool's timeout after a request no worker has
     gone on to another activity, reported or written. A failure of the `reporter` is such a request
-    too. After a worker's failure the call ends when no worker is writing any more, at most a minute
-    later. With `survives`, the others have something to save when they notice it too: the call ends
-    when all have, unless there is a further request, or none does anything else for the timeout,
-    and at the latest when that and a minute have passed.
+    too; the second request ends also what that is doing. After a worker's failure the call ends
+    when no worker is writing any more, at most a minute later. With `survives`, the others have
+    something to save when they notice it too: the call ends when all have, unless there is a
+    further request, or none does anything else for the timeout, and at the latest when that and a
+    minute have passed.
     """
     reporter.begin(pool.table, pool.pids)
     others = {pool.table.names.index(h.name): h.process.pid for h in pool.handles if h.process}
@@ -97,7 +98,7 @@ def supervise(
     while not pool.finished:
         can_save = saves and all(handle.ready for handle in pool.reporting)
         if signals.poll() > (1 if can_save else 0):
-            return None
+            return _root_cause(pool, failures) if failures else None
         if signals.count and not asked:
             log.info("%s: stopping after this step; again to stop at once", signals.last.name)
             pool.send(Stop())
@@ -119,16 +120,22 @@ def supervise(
                 failures.append(message)
             elif isinstance(message, Ready | Finished):
                 continue
-            elif (answer := reporter.report(message)) is not None:
-                handle.send(answer)
+            else:
+                try:
+                    with signals.interrupting():
+                        answer = reporter.report(message)
+                except KeyboardInterrupt:
+                    return _root_cause(pool, failures) if failures else None
+                if answer is not None:
+                    handle.send(answer)
         if not (asked or failures) or received:
             patience.restart()
         known = {failure.who for failure in failures}
         found = [f for f in _deaths(pool.closed) if f.who not in known]
         found = found or [f for f in _silences(pool, monitor) if f.who not in known]
-        if found and not failures:
-            latest = time.monotonic() + pool.table.timeout + WRITE_SECONDS
         failures += found
+        if failures and latest == math.inf:
+            latest = time.monotonic() + pool.table.timeout + WRITE_SECONDS
         if failures and signals.poll() and not can_save:
             return None  # whatever broke, the user has asked for the end
         if failures and survives and can_save:

@@ -14,20 +14,24 @@ from tandem.artifacts.checkpoint import RunState, initial_weights, read_checkpoi
 from tandem.artifacts.metrics import Sums
 from tandem.artifacts.reproducibility import with_norm_rows
 from tandem.config.resolve import resolve_norm_rows
+from tandem.config.schema import Config
 from tandem.data.mean_image import read_mean
 from tandem.distributed import Exchange, ExchangeSettings, make_channel, make_exchange
 from tandem.distributed.channel import CheckedChannel
 from tandem.errors import InputError
 from tandem.layers.checks import checked_initial_values
 from tandem.layers.network import Network, build_network
+from tandem.layers.training_pass import is_below
 from tandem.memory.flat import FlatLayout
 from tandem.memory.parameters import CudaMemory, HostMemory
 from tandem.optim import Optimizer, optimizer_of
+from tandem.optim.optimizer import OPTIMIZERS
 from tandem.optim.parameter_groups import ParameterGroups, check_layers
 from tandem.training.input_pipeline import InputPipeline, minibatch_requests
 from tandem.training.kept_pictures import read_kept_pictures
 from tandem.training.memory import check_memory, open_loader, open_memory
 from tandem.training.run_spec import RunSpec
+from tandem.validation import listed
 
 if TYPE_CHECKING:
     from tandem.training.compiled_network import CompiledNetwork
@@ -79,9 +83,10 @@ def set_up(spec: RunSpec, arguments: "WorkerArguments") -> TrainingSetup:
         keep_freed_memory()  # results of kernels; a GPU's are kept by PyTorch
     config, group = spec.config, arguments.group
     settings = ExchangeSettings.of(dict(config))
-    frozen = tuple(dict.fromkeys((*config.freeze, *network.frozen)))
-    config = config.model_copy(update={"freeze": frozen})
-    spec = replace(spec, config=config)
+    own_freeze = config.freeze
+    if spec.job == "train":
+        config = with_frozen(config, network)
+        spec = replace(spec, config=config)
     check_input(network, spec)
     untrained = tuple(n for n, p in network.parameters.declared.items() if not p.trainable)
     if untrained and spec.job == "train":
@@ -119,6 +124,8 @@ def set_up(spec: RunSpec, arguments: "WorkerArguments") -> TrainingSetup:
     if division is not None:
         declared = network.parameters.declared
         gathering = Gathering(division, declared, np.dtype(network.dtype), group)
+    # A checkpoint has the settings of the user, not what the network freezes of itself.
+    spec = replace(spec, config=spec.config.model_copy(update={"freeze": own_freeze}))
     return TrainingSetup(
         spec, memory, model, state, exchange, pipeline, nbytes, untrained, gathering, channel
     )
@@ -187,6 +194,12 @@ def with_averages(spec: RunSpec) -> RunSpec:
     return replace(spec, config=config, conditions=with_norm_rows(spec.conditions, config))
 
 
+def with_frozen(config: Config, network: Network) -> Config:
+    """The settings with the layers that a network freezes itself."""
+    frozen = tuple(dict.fromkeys((*config.freeze, *network.frozen)))
+    return config.model_copy(update={"freeze": frozen})
+
+
 def parameter_layout(
     network: Network,
     optimizer: Optimizer,
@@ -245,7 +258,7 @@ def _load_weights(
     if (whole := _whole_weights(spec)) is not None:
         checkpoint = read_checkpoint(whole, shapes)
         state = checkpoint.state
-        if spec.continues_optimizer:
+        if spec.continues_optimizer and _counts_are_of_all(spec):
             model.load(checkpoint.weights, checkpoint.states)
         else:  # whose states begin at zero
             model.load(checkpoint.weights)
@@ -267,6 +280,28 @@ def _load_weights(
         check_layers("init_weights_skip", skipped, shapes)
         model.load(initial_weights(spec.weights, shapes, skipped, spec.description))
     return begin
+
+
+def _counts_are_of_all(spec: RunSpec) -> bool:
+    """Return whether the optimizer has counted updates of all parameters that are trained now.
+
+    Raises InputError if it has not, as layers were frozen before, and the resume is to be exact.
+    """
+    config, before = (
+        spec.config,
+        () if spec.header is None else spec.header.config.get("freeze", ()),
+    )
+    thawed = [layer for layer in before if not is_below(layer, config.freeze)]
+    if spec.job != "train" or not thawed or not OPTIMIZERS.chosen(dict(config)).numbers(0):
+        return True
+    if config.exact:
+        raise InputError(
+            f"freeze: found {list(config.freeze)}, expected {listed(thawed)} too, as in"
+            f" {spec.resumed}: {config.optimizer} divides its states by what they lack after so"
+            " many updates, of which these layers had none; set exact: false (--exact false) to"
+            " continue with states of zero for all"
+        )
+    return False
 
 
 def sums_by_rank(state: RunState, trainers: int, are_common: bool = False) -> tuple[Sums, ...]:

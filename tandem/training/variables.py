@@ -14,6 +14,7 @@ from tandem.layers import Network
 from tandem.layers.choices import Metric
 from tandem.memory.flat import Vectors
 from tandem.memory.parameters import CudaMemory, HostMemory
+from tandem.optim.averaged import AVERAGE
 from tandem.training.division import Division
 from tandem.training.graphs import GRADIENT, counts_errors
 
@@ -138,7 +139,7 @@ class NetworkVariables:
         """The trainer's weights, and each state of the optimizer, by name, in the network's order.
 
         They have their logical layouts; on the host they are the memory itself. A state has every
-        trainable parameter, zero where that is frozen.
+        trainable parameter: where that is frozen it is zero, and its average is itself.
         """
         weights = {
             name: self.own.weights[name].get_value(borrow=True)
@@ -148,7 +149,9 @@ class NetworkVariables:
         declared = self._network.parameters.declared
         states = {
             state: {
-                name: placed[name].get_value(borrow=True) if name in placed else np.zeros_like(own)
+                name: placed[name].get_value(borrow=True)
+                if name in placed
+                else (own if state == AVERAGE else np.zeros_like(own))
                 for name, own in weights.items()
                 if declared[name].trainable
             }

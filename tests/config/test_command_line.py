@@ -313,6 +313,12 @@ def test_metrics_of_a_file_that_is_found_are_known_ones() -> None:
     assert read_run_settings(Path("run/config.yaml"))["metrics"] == ["accuracy", "mine:metric"]
 
 
+def test_a_validation_of_summed_rows_is_by_their_passes() -> None:
+    for sum_rows, batch_size in ((2, 2), ("auto", 64)):
+        saved_run(Path("run"), sum_rows=sum_rows, batch_size=64)
+        assert read_run_settings(Path("run/config.yaml"))["batch_size"] == batch_size
+
+
 def test_arguments_of_the_process_are_the_default(monkeypatch: pytest.MonkeyPatch) -> None:
     argv = ["train.py", "--seed", "5", "--weights", "w", "--devices", "cpu", "cpu"]
     monkeypatch.setattr(sys, "argv", argv)

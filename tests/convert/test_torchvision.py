@@ -12,6 +12,7 @@ import torch
 from safetensors.torch import save_file
 
 from tandem.artifacts.checkpoint import Checkpoint, read_checkpoint
+from tandem.artifacts.trained_network import load_network
 from tandem.backend import device_mode
 from tandem.convert import cli
 from tandem.layers.network import build_network
@@ -113,6 +114,19 @@ def test_the_names_of_densenets_published_file(tmp_path: Path) -> None:
     save_file(old, tmp_path / "net.safetensors")
     assert convert(tmp_path / "net.safetensors", tmp_path / "x.safetensors", *NARROW) == 0
     assert read_checkpoint(tmp_path / "x.safetensors").network.network.endswith("DenseNet121")
+
+
+@pytest.mark.parametrize(
+    ("name", "crop", "side"),
+    [(QUICK, 288, 288), pytest.param("mobilenet:MobileNetV2", 24, 256, marks=pytest.mark.slow)],
+)
+def test_crops_of_other_sizes(name: str, crop: int, side: int, tmp_path: Path) -> None:
+    """Too large for the usual mean image, and too small for other networks."""
+    source, target = tmp_path / "net.safetensors", tmp_path / "x.safetensors"
+    save_file(PEERS[name]().state_dict(), source)
+    assert convert(source, target, "--width", "0.125", "--crop_size", crop) == 0
+    assert load_network(target, tmp_path / "x_mean.npy", f"tandem.models.{name}")
+    assert np.load(tmp_path / "x_mean.npy").shape == (3, side, side)
 
 
 State = dict[str, torch.Tensor]

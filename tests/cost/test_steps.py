@@ -152,3 +152,7 @@ def test_keras_models_over_arrays(shape: tuple[int, ...]) -> None:
     assert step.pixel_bytes == 16 * 4 * np.prod(shape)  # float32
     named = {layer_of(name) for name in step.layout.offsets}
     assert named <= {line.place.layer for line in step.lines}
+    model.layers[0].trainable = False
+    settings["network_options"] = {"model": json_of(model)}
+    frozen = trainer_step(make_config({**settings, "exchange": "gradients"}), classes=3)
+    assert {layer_of(name) for name in frozen.layout.offsets} == named - {model.layers[0].name}

@@ -100,6 +100,17 @@ def test_rates_are_those_of_the_steps(tmp_path: Path, ranks: int) -> None:
     assert machine.load == pytest.approx(32 * 3 * 227**2 / FILL)
 
 
+def test_updates_of_any_optimizer_are_known(tmp_path: Path) -> None:
+    """Without an Op of its own, as SGD and Adam have, an optimizer's lines are elementwise."""
+    whole = trace()
+    for event in whole.events:
+        if (about := event.get("args", {})).get("kind") == "update":
+            about |= {"kind": "elementwise", "phase": "update"}
+    write_trace(tmp_path / "trace.json", whole)
+    (found,) = machine_of_trace(tmp_path / "trace.json", Config(), 1000).speeds
+    assert found.bandwidth == pytest.approx(SPEED.bandwidth, rel=1e-6)
+
+
 def test_trainers_are_counted_by_machine(tmp_path: Path) -> None:
     whole = trace({**RUN, "trainers": 4}, ranks=4)
     headers = [replace(h, host=f"h{h.rank // 2}") for h in whole.processes]
@@ -110,8 +121,7 @@ def test_trainers_are_counted_by_machine(tmp_path: Path) -> None:
 
 def test_without_pictures_there_is_no_rate_of_loading(tmp_path: Path) -> None:
     path = written(tmp_path, {**RUN, "crop_size": None, "batch_size": "?", "threads": None})
-    config = Config.model_construct(**{**dict(Config()), "crop_size": None})
-    machine = machine_of_trace(path, config, 1000)
+    machine = machine_of_trace(path, Config(), 1000)
     assert machine.load is None
     assert machine.speeds[0].threads == 1
 

@@ -1,11 +1,13 @@
 """The group of torchrun's ranks, by real ones, which run `check_ranks`."""
 
 import os
+import pathlib
 import pickle
 import subprocess
+import sys
 from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
-from pathlib import Path
+from pathlib import Path, PosixPath
 from types import SimpleNamespace
 from typing import Any
 
@@ -77,6 +79,10 @@ def test_a_message_is_data(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
     assert group.all_gather_object(sent) == (sent,)
     (found,) = group.all_gather_object(array)
     np.testing.assert_array_equal(found, array, strict=True)
+    with monkeypatch.context() as patch:  # as in Python 3.13
+        patch.setattr(PosixPath, "__module__", "pathlib._local")
+        patch.setitem(sys.modules, "pathlib._local", pathlib)
+        assert group.all_gather_object(tmp_path) == (tmp_path,)
     marker = tmp_path / "exploded"
     bombs = [pickle.dumps(Bomb(marker)), b"ctandem.files\npath.os.mkdir\n.", b"\x80\x04junk"]
     bombs += [pickle.dumps(f) for f in (write_text, pickle.loads, subprocess.Popen, eval)]

@@ -46,6 +46,11 @@ def test_a_second_derivative_is_refused(pool: None) -> None:
         pytensor.grad(outputs[0] + outputs[1].sum(), weights)
 
 
+def test_without_draws_there_is_a_time_alone(capsys: pytest.CaptureFixture[str]) -> None:
+    main(["--rows", "1000", "--draws", "0"])
+    assert len(capsys.readouterr().out.splitlines()) == 1
+
+
 @pytest.mark.slow
 def test_the_sampler_finds_the_weights(capsys: pytest.CaptureFixture[str]) -> None:
     pymc_or_skip()

@@ -302,10 +302,12 @@ def test_trainers_of_uneven_shares_are_traced_as_one_run(data: Path) -> None:
     assert describe(run) == describe(run.of_rank(0)) == describe(run.of_rank(1))
 
 
-def test_a_validation_needs_no_metric_that_training_followed(data: Path, tmp_path: Path) -> None:
+def test_a_validation_is_not_refused_for_what_is_of_training(data: Path, tmp_path: Path) -> None:
     weights = save_weights(tmp_path / "a.safetensors", read_manifest(data).wnids)
     changes = {"keep_monitor": "balanced", "stop_monitor": "balanced", "stop_patience": 3}
     changes |= {"lr_policy": "plateau", "lr_monitor": "balanced"}
+    changes |= {"freeze": ["conv1"], "init_weights_skip": ["fc8"], "lr_multipliers": "{conv1: 2}"}
+    changes |= {"min_trainers": 2}
     config = load_config(settings(data, tmp_path / "run", **changes))
     assert prepare_run(config, "validate", weights).weights == weights
     with pytest.raises(InputError, match="lr_monitor: there is no value 'balanced'"):

@@ -116,6 +116,20 @@ def test_numbers_are_those_of_loops(found: Predictions) -> None:
     assert found.of_labels[surest].tolist() == sorted(found.of_labels[surest], reverse=True)
 
 
+def test_weights_that_are_nan_have_a_report(
+    spec: RunSpec, found: Predictions, tmp_path: Path
+) -> None:
+    nan = {
+        name: np.full_like(getattr(found, name), np.nan) for name in ("probabilities", "of_labels")
+    }
+    unknown = replace(found, **nan)
+    report = Report(unknown, CLASSES, [f"{n}.JPEG" for n in range(23)])
+    assert (report.calibration[:, 0] == 0).all()
+    assert np.isnan(report.calibration_error)
+    write_report(tmp_path, spec, ValidationRecord(3, 20, float("nan"), 0.5, 0.0, 23), unknown)
+    assert (tmp_path / "report.html").is_file()
+
+
 def test_the_page_needs_nothing_else(spec: RunSpec, found: Predictions, tmp_path: Path) -> None:
     record = ValidationRecord(3, 20, 0.5, float((~found.is_right).mean()), 0.0, 23)
     write_report(tmp_path / "new" / "report", spec, record, found)

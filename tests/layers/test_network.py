@@ -150,3 +150,24 @@ def test_what_differs_between_two_descriptions() -> None:
     assert list(deep.differences(flat, sizes=False)) == [("depth", 28, "at its default")]
     normed = of("n:Net", norm_before_pool=True)
     assert list(normed.differences(of("n:Net"))) == [("norm_before_pool", True, False)]
+
+
+class Blocks(AlexNet):
+    """A network with an option that no JSON value is, but one becomes."""
+
+    def __init__(
+        self,
+        crop_size: int,
+        classes: int,
+        width: float,
+        dtype: str = "float32",
+        blocks: tuple[int, ...] = (3, 4),
+    ) -> None:
+        super().__init__(crop_size, classes, width, dtype)
+
+
+def test_a_list_is_taken_for_a_tuple() -> None:
+    name = f"{__name__}:Blocks"
+    assert build_network(NetworkDescription(67, 3, 0.05, network=name, options={"blocks": [1, 2]}))
+    with pytest.raises(InputError, match=r"blocks of .* is \[\"a\"\]: input should be a valid int"):
+        build_network(NetworkDescription(67, 3, 0.05, network=name, options={"blocks": ["a"]}))

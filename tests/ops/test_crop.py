@@ -121,8 +121,14 @@ def test_colours_of_other_shapes_or_types_are_refused():
 def test_a_window_outside_the_picture_is_refused_when_it_runs(origin):
     pictures, mean, origins, mirrored = minibatch(7, 4)
     origins[3] = origin
+    inputs = pictures, mean, origins, mirrored
     with pytest.raises(ValueError, match=r"origin lies outside \[0, side - 4\] of .* 7 x 7"):
-        evaluate(CropMirror(4), pictures, mean, origins, mirrored)
+        evaluate(CropMirror(4), *inputs)
+    for block in (1, 2):
+        variables = symbols(inputs)
+        f = pytensor.function(variables, CropMirror(4, block=block)(*variables), mode=device_mode())
+        with pytest.raises(ValueError, match="of picture 3 does not lie in a mean image of 7 x 7"):
+            f(*inputs)
 
 
 def test_pictures_of_another_size_than_the_mean_are_refused_when_it_runs():

@@ -252,3 +252,8 @@ def test_a_table_holds_from_each_of_its_epochs_on() -> None:
     rates = [table.rate(0.1, Moment(epoch, epoch, 5)) for epoch in range(5)]
     assert rates == [0.1, 0.25, 0.25, 0.5, 0.5]
     assert Table().rate(0.1, Moment(9, 9, 10)) == 0.1
+
+
+def test_rates_fall_to_zero_without_an_end() -> None:
+    assert Every(lr_every=1).rate(0.1, Moment(700, 700, 800)) < 1e-300
+    assert auto_rate(0.1, [1.0] * 700, 0.01) < 1e-300

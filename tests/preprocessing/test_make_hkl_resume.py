@@ -269,3 +269,18 @@ def test_ctrl_c_counts_also_where_python_drops_the_exception(
         assert make_hkl.main(pictures.options(out)) == 130
     assert make_hkl.main(pictures.options(out)) == 0
     assert contents(out) == expected
+
+
+def test_a_resumed_run_takes_no_mean_image_of_another(
+    pictures: Pictures, tmp_path: Path, out: Path, monkeypatch: pytest.MonkeyPatch, refusal: Refusal
+) -> None:
+    stop(monkeypatch, pictures.options(out), batches, "write_batch", 2)
+    other = tmp_path / "other"
+    other.mkdir()
+    (other / "img_mean.npy").write_bytes(b"of another")
+    message = f"{other / 'img_mean.npy'}: found a file that no run recorded"
+    assert message in refusal("--misc-dir", str(other))
+    assert (other / "img_mean.npy").read_bytes() == b"of another"
+    options = pictures.options(out, "--misc-dir", str(tmp_path / "new"))
+    assert make_hkl.main(options) == 0
+    assert (tmp_path / "new" / "img_mean.npy").is_file()

@@ -189,6 +189,36 @@ def test_help_is_the_launch_commands_and_every_option(program: str) -> None:
     assert "--image_size" in ended.stdout
 
 
+COPIES = """
+import sys, threading
+from concurrent.futures import ProcessPoolExecutor
+spawn, threads = ProcessPoolExecutor._spawn_process, []
+def watched(self):
+    threads.append(threading.active_count())
+    spawn(self)
+ProcessPoolExecutor._spawn_process = watched
+sys.path.insert(0, sys.argv.pop(1))
+import make_hkl
+sys.argv[0] = "make_hkl.py"
+assert make_hkl.main() == 0
+print(threads)
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="processes are copies on Linux alone")
+def test_processes_are_copied_before_the_bar_has_its_thread(
+    pictures: Pictures, tmp_path: Path
+) -> None:
+    leader, terminal = os.openpty()
+    options = pictures.options(tmp_path / "out")
+    options[options.index("--workers") + 1] = "2"
+    command = [sys.executable, "-c", COPIES, str(FOLDER), *options]
+    ended = subprocess.run(command, stdout=subprocess.PIPE, stderr=terminal, timeout=120)
+    os.close(terminal)
+    os.close(leader)
+    assert ended.stdout.decode() == "[1, 1]\n"
+
+
 def test_on_a_terminal_there_is_a_bar_and_elsewhere_lines(
     pictures: Pictures, tmp_path: Path
 ) -> None:

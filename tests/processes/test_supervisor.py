@@ -27,6 +27,7 @@ from tests.support.adders import (
     compute_with_lock,
     exit_with,
     fail,
+    fail_when_told,
     finish_at_once,
     hang,
     save_when_told,
@@ -272,6 +273,57 @@ def test_the_second_request_ends_at_once(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
+class HangingReporter(Sums):
+    """As a callback that waits for a server, so that the main thread looks at nothing else."""
+
+    def report(self, message: object) -> None:
+        super().report(message)
+        time.sleep(600)
+
+
+def test_the_second_request_ends_what_a_reporter_does() -> None:
+    begin = time.monotonic()
+    with StopSignals() as signals, WorkerPool(["adder"], 60) as pool:
+        pool.start("adder", add, [1])
+        failure = supervise(pool, HangingReporter(interrupt(0.0, 1.5)), signals, saves=True)
+        assert Outcome.of(failure, signals) == Outcome(130, stopped=True)
+    assert time.monotonic() - begin < 20
+
+
+def test_two_requests_while_survivors_save_leave_the_cause(tmp_path: Path) -> None:
+    with StopSignals() as signals, WorkerPool(["broken", "survivor"], 60) as pool:
+        pool.start("survivor", save_when_told, tmp_path / "saved")
+        pool.start("broken", fail_when_told, tmp_path / "go")
+        await_ready(pool)
+        (tmp_path / "go").touch()
+        interrupt(1.0, 1.5)({})
+        failure = supervise(pool, ProgressReporter(), signals, saves=True, survives=True)
+    assert failure is not None
+    assert (failure.who, failure.kind) == ("broken", "fault")
+
+
+def test_survivors_have_a_time_to_write(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also where the first failure is a message, not a death."""
+    monkeypatch.setattr("tandem.processes.supervisor.WRITE_SECONDS", 0.3)
+    here, _there = Pipe()
+    begin = time.monotonic()
+    with StopSignals() as signals, WorkerPool(["broken", "writer"], 1.0) as pool:
+        pool.start("writer", write_with_another, None, pool.status("writer"), here)
+        pool.start("broken", fail_when_told, tmp_path / "go")
+        await_ready(pool)
+        (tmp_path / "go").touch()
+        failure = supervise(pool, ProgressReporter(), signals, saves=True, survives=True)
+    assert failure is not None
+    assert failure.who == "broken"
+    assert time.monotonic() - begin < 20
+
+
+def await_ready(pool: WorkerPool) -> None:
+    while not all(handle.ready for handle in pool.handles):
+        for handle, message in pool.receive(timeout=10):
+            handle.ready |= isinstance(message, Ready)
+
+
 def run_while_writing(
     path: Path, seconds: float = 1.5, stops: bool = False, timeout: float = 60.0
 ) -> tuple[Failed | None, float]:
@@ -317,9 +369,7 @@ def test_survivors_are_waited_for(tmp_path: Path, survives: bool) -> None:
     with StopSignals() as signals, WorkerPool(["lost", "survivor"], 60) as pool:
         pool.start("survivor", save_when_told, path)
         pool.start("lost", hang, None)
-        while not all(handle.ready for handle in pool.handles):
-            for handle, message in pool.receive(timeout=10):
-                handle.ready |= isinstance(message, Ready)
+        await_ready(pool)
         os.kill(pool.pids["lost"], signal.SIGKILL)
         threading.Timer(2.0, path.with_suffix(".go").touch).start()
         failure = supervise(pool, ProgressReporter(), signals, True, survives)

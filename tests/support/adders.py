@@ -54,6 +54,13 @@ def fail(error: Exception, launcher: Connection) -> None:
     raise SystemExit(1)
 
 
+def fail_when_told(path: Path, launcher: Connection) -> None:
+    launcher.send(Ready())
+    while not path.exists():
+        time.sleep(0.05)
+    fail(ZeroDivisionError("no sum"), launcher)
+
+
 def save_when_told(path: Path, launcher: Connection) -> None:
     """Work until asked to stop, as a survivor does until it notices; then save and fail."""
     launcher.send(Ready())

@@ -59,6 +59,8 @@ def test_epochs_without_a_validation_do_not_count() -> None:
 def test_names_of_ones_own_rise_as_keras_s() -> None:
     for name in ("sparse_categorical_accuracy", "out_accuracy", "val_auc", "f1", "my_precision"):
         assert is_higher_better(name), name
+    for name in ("cosine_similarity", "cosine_similarity_1"):
+        assert is_higher_better(name), name
     for name in ("validation_loss", "mae", "my_distance", "top1_error"):
         assert not is_higher_better(name), name
 

@@ -140,6 +140,15 @@ def lower_crop_mirror(
 ) -> Lowering:
     dtype = torch_dtype(node.outputs[0])
     crop, cropped = op.crop_size, op.cropped
+    on_host = device.type == "cpu" and not compiled
+
+    def check_windows(mean: Tensor, origins: Tensor) -> None:
+        for number, (row, column) in enumerate(origins.tolist()):
+            if not (0 <= row <= mean.shape[1] - crop and 0 <= column <= mean.shape[2] - crop):
+                raise ValueError(
+                    f"the window of {crop} x {crop} at {(row, column)} of picture {number} does "
+                    f"not lie in a mean image of {mean.shape[1]} x {mean.shape[2]}"
+                )
 
     def by_picture(
         pictures: Tensor, mean: Tensor, origins: Tensor, mirrored: Tensor, *added: Tensor
@@ -148,13 +157,9 @@ def lower_crop_mirror(
         # convolution faster.
         out = torch.empty((len(pictures), crop, crop, 3), dtype=dtype).permute(0, 3, 1, 2)
         mean = mean.permute(1, 2, 0).contiguous().permute(2, 0, 1)
+        check_windows(mean, origins)
         places = zip(origins.tolist(), mirrored.tolist(), strict=True)
         for number, ((row, column), mirror) in enumerate(places):
-            if not (0 <= row <= mean.shape[1] - crop and 0 <= column <= mean.shape[2] - crop):
-                raise ValueError(
-                    f"the window of {crop} x {crop} at {(row, column)} of picture {number} does "
-                    f"not lie in a mean image of {mean.shape[1]} x {mean.shape[2]}"
-                )
             window = (slice(row, row + crop), slice(column, column + crop))
             picture = pictures[number] if cropped else pictures[number][window]
             part = picture.permute(2, 0, 1)
@@ -172,6 +177,8 @@ def lower_crop_mirror(
     def by_index(
         pictures: Tensor, mean: Tensor, origins: Tensor, mirrored: Tensor, *added: Tensor
     ) -> Tensor:
+        if on_host:  # a GPU would be waited for, and a graph that is compiled has no origins yet
+            check_windows(mean, origins)
         # Rows and columns of the crop by square, then within it.
         steps = torch.arange(side * block, device=device).clamp(max=crop - 1).view(side, block)
         backwards = mirrored.to(torch.bool)[:, None, None]
@@ -190,6 +197,6 @@ def lower_crop_mirror(
 
     # Copying picture by picture is fastest, but the host must know each window: it would wait for a
     # GPU, and torch.compile would break the graph.
-    by_gather = compiled or device.type != "cpu" or block > 1
+    by_gather = not on_host or block > 1
     call = by_index if by_gather else by_picture
     return computed(call, certain=False)
