@@ -131,13 +131,13 @@ def check_capturable(function: Function) -> None:
 
 
 def _written(functions: Sequence[Function]) -> list[torch.Tensor]:
-    """The memory of every variable that a function updates, each once."""
+    """The tensors of all variables that functions update, each once; they may overlap."""
     found: dict[int, torch.Tensor] = {}
     for function in functions:
         for argument in function.maker.inputs:
             if argument.update is not None:
                 container: Any = argument.value
-                found[container.storage[0].data_ptr()] = container.storage[0]
+                found[id(container.storage[0])] = container.storage[0]
     return list(found.values())
 
 

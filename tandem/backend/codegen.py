@@ -185,6 +185,8 @@ class _Writer:
         target = replace(self.target, on_gradient_ready=None, buckets=(), observe=None)
         program = build_program(graph, graph.toposort(), {}, target, inside=True)
         self.breaks |= program.breaks
+        if lowering.named:
+            self.inner[program.file] = program.nodes
         run = program.run
         if lowering.opaque and target.compiled:
             # What calls it is not compiled, so it is by itself.

@@ -1,7 +1,7 @@
 """Rewrites of graphs inside Ops, and of the branches of an IfElse into such graphs."""
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, cast
 
 from pytensor.compile.mode import optdb
 from pytensor.graph.basic import Apply, Constant, Variable
@@ -9,6 +9,7 @@ from pytensor.graph.fg import FunctionGraph
 from pytensor.graph.op import Op
 from pytensor.graph.rewriting.basic import GraphRewriter
 from pytensor.graph.rewriting.db import RewriteDatabaseQuery
+from pytensor.graph.type import Type
 from pytensor.ifelse import IfElse
 
 from tandem.backend.norm_rewrites import NORMALIZATION
@@ -55,14 +56,21 @@ class Branches(Op):
 
     def make_node(self, *inputs: Variable) -> Apply:
         yes, no = self.graphs
-        outputs = [
-            one.type if one.type.is_super(other.type) else other.type
-            for one, other in zip(yes.outputs, no.outputs, strict=True)
-        ]
-        return Apply(self, list(inputs), [kind() for kind in outputs])
+        pairs = zip(yes.outputs, no.outputs, strict=True)
+        return Apply(self, list(inputs), [_common(one.type, other.type)() for one, other in pairs])
 
     def perform(self, node: Apply, inputs: Sequence[Any], output_storage: Any) -> None:
         raise NotImplementedError("Branches are computed by a device's linker")
+
+
+def _common(one: Any, other: Any) -> Type:
+    """The type of what is of either type: with the lengths that both know."""
+    if one.is_super(other):
+        return cast(Type, one)
+    if not hasattr(other, "shape"):
+        return cast(Type, other)
+    shape = tuple(a if a == b else None for a, b in zip(one.shape, other.shape, strict=True))
+    return cast(Type, other.clone(shape=shape))
 
 
 class LazyBranches(GraphRewriter):

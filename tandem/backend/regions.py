@@ -23,6 +23,7 @@ from pytensor.graph.fg import FunctionGraph
 from pytensor.graph.op import HasInnerGraph, Op
 from pytensor.graph.replace import clone_replace
 from pytensor.graph.rewriting.basic import GraphRewriter
+from pytensor.raise_op import CheckAndRaise
 from pytensor.scalar.basic import Maximum, Minimum, ScalarType
 from pytensor.scan.op import Scan
 from pytensor.tensor.basic import Nonzero, ScalarFromTensor
@@ -34,7 +35,14 @@ from pytensor.tensor.math import Dot
 from pytensor.tensor.random.op import RandomVariable
 from pytensor.tensor.rewriting.shape import ShapeFeature
 from pytensor.tensor.shape import Shape, Shape_i
+from pytensor.tensor.signal.conv import Convolve1d
 from pytensor.tensor.sort import ArgSortOp
+from pytensor.tensor.subtensor import (
+    AdvancedIncSubtensor,
+    AdvancedIncSubtensor1,
+    AdvancedSubtensor,
+    indices_from_subtensor,
+)
 from pytensor.tensor.type import DenseTensorType
 from pytensor.tensor.type_other import NoneTypeT
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -50,9 +58,12 @@ REGIONS = "regions"
 """Tag of the rewrite, for modes that want it."""
 
 _NOT_COMPILED = ("float16", "complex64", "complex128")
-_LEFT_OUT = (Nonzero, Repeat, Unique, RandomVariable)  # work that depends on values, and draws
+# Work that depends on values, draws, and what sums integers as floats.
+_LEFT_OUT = (Nonzero, Repeat, Unique, RandomVariable, Convolve1d)
 _NARROW = ("bool", "int8", "int16", "int32", "uint8", "uint16", "uint32")
-_WIDENED = (ps.Add, ps.Sub, ps.Mul, ps.Neg, ps.Sqr, ps.Abs, ps.Pow)
+_UNCHECKED = (AdvancedSubtensor, AdvancedIncSubtensor, AdvancedIncSubtensor1)
+_IN_RANGE = CheckAndRaise(IndexError, "an index is out of range")
+_WIDENED = (ps.Add, ps.Sub, ps.Mul, ps.Neg, ps.Sqr, ps.Abs)
 LARGEST = 2**14  # elements of a variable of known shape that may be in a region
 MOST_WORK = 2000
 """Elements of a kernel's result, on average over a region, up to which Numba computes it.
@@ -151,7 +162,8 @@ def _differs(node: Apply) -> bool:
     """Return whether Numba computes other values than NumPy.
 
     Integers of less than 64 bits are added and multiplied in 64, and matrices of integers in
-    floats; a stable sort is a quicksort, and a quotient of floats is rounded before its floor.
+    floats; a stable sort is a quicksort, a quotient of floats is rounded before its floor, and a
+    negative power of an integer is 0.
     """
     op = node.op.core_op if isinstance(node.op, Blockwise) else node.op
     dtype = node.outputs[0].type.dtype if node.outputs else ""
@@ -166,6 +178,8 @@ def _differs(node: Apply) -> bool:
     kind = op.scalar_op if isinstance(op, Elemwise) else op
     if isinstance(kind, ps.IntDiv):
         return dtype not in ("int64", "uint64")
+    if isinstance(kind, ps.Pow):
+        return not dtype.startswith("float")
     return dtype in _NARROW and isinstance(kind, _WIDENED)
 
 
@@ -405,7 +419,7 @@ def _compile(graph: FunctionGraph) -> Function:
 
     limit_openblas()
     copy = graph.clone()
-    _keep_nan(copy)
+    _check(copy)
     # Numba rewrites what is within a loop by the mode of the configuration, which may be ours.
     with pytensor.config.change_flags(numba__fastmath=False, mode="NUMBA"):
         function = pytensor.function(
@@ -424,14 +438,20 @@ def _is_numbas(error: Exception) -> bool:
     return type(error).__module__.startswith("numba")
 
 
-def _keep_nan(graph: Any) -> None:
-    """Let maxima and minima be NaN where an element is one, which Numba's loops pass over."""
+def _check(graph: Any) -> None:
+    """Let Numba's code compute what NumPy does.
+
+    Its maxima and minima pass over elements that are NaN, and several indices, or those of rows
+    that are written, reach behind an array.
+    """
     for node in graph.toposort():
         op = node.op
         if isinstance(op, Scan | OpFromGraph):
             op = op.clone()
-            _keep_nan(op.fgraph)
+            _check(op.fgraph)
             results = op.make_node(*node.inputs).outputs
+        elif isinstance(op, _UNCHECKED):
+            results = op.make_node(*_with_checks(node)).outputs
         elif _is_extreme(op) and node.outputs[0].type.dtype.startswith("float"):
             (x,) = node.inputs
             is_nan = pt.any(pt.isnan(x), axis=op.axis)
@@ -439,6 +459,20 @@ def _keep_nan(graph: Any) -> None:
         else:
             continue
         graph.replace_all([*zip(node.outputs, results, strict=True)], reason=REGIONS)
+
+
+def _with_checks(node: Apply) -> list[Any]:
+    """The inputs of a node, with indices that raise where one is out of range."""
+    op: Any = node.op
+    first = 1 if isinstance(op, AdvancedSubtensor) else 2
+    given, indices = node.inputs[:first], node.inputs[first:]
+    checked: dict[Variable, Any] = {}
+    for axis, index in enumerate(indices_from_subtensor(indices, op.idx_list)):
+        if isinstance(index, Variable) and index.type.dtype != "bool":
+            length = given[0].shape[axis]
+            fits = pt.all((index >= -length) & (index < length))
+            checked[index] = _IN_RANGE(checked.get(index, index), fits)
+    return [*given, *(checked.get(index, index) for index in indices)]
 
 
 def _is_extreme(op: Op) -> bool:

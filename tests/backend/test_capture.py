@@ -46,6 +46,17 @@ def test_a_captured_step_is_the_step_and_warming_up_leaves_no_trace() -> None:
     assert (expected["fc8.weight"] != before["fc8.weight"]).any()
 
 
+def test_variables_that_overlap_get_their_values_back() -> None:
+    memory = np.zeros(4)
+    whole, first = (device_shared(None, memory=part) for part in (memory, memory[:2]))
+    steps = [
+        pytensor.function([], updates=[(v, v + number)], mode=DEVICE)
+        for number, v in enumerate((whole, first), 1)
+    ]
+    capture(steps)
+    np.testing.assert_array_equal(memory, np.zeros(4))
+
+
 def test_gradient_and_update_in_one_function_are_the_two() -> None:
     plain, fused = ResidentStep(DEVICE), ResidentStep(DEVICE)
     (step,) = fused.compile(DEVICE, fused=True)

@@ -255,6 +255,17 @@ def branches(mode: Mode, choice: int) -> list[np.ndarray]:
     return results([x, c], outputs, [np.arange(4.0).reshape(2, 2) / 4, choice], mode)
 
 
+def test_lengths_of_branches_are_those_that_both_have() -> None:
+    """So that a sum of the shorter one with others is refused, as PyTensor does."""
+    condition = pt.lscalar("condition")
+    one, three, z = (pt.tensor(dtype="float64", shape=(length,)) for length in (1, 3, 3))
+    chosen = ifelse(condition, pt.exp(one), pt.exp(three))
+    function = pytensor.function([condition, one, three, z], [chosen + z, chosen], mode=DEVICE)
+    np.testing.assert_allclose(function(0, np.zeros(1), np.zeros(3), np.ones(3))[0], 2)
+    with pytest.raises(ValueError, match="Runtime broadcasting not allowed"):
+        function(1, np.zeros(1), np.zeros(3), np.ones(3))
+
+
 @pytest.mark.parametrize("choice", range(5))
 def test_ifelse(choice: int) -> None:
     expected = branches(LAZY_PYTHON, choice)

@@ -109,6 +109,14 @@ def test_host_numbers_wrap_around() -> None:
     check_equal([x], [n * 2**62 * 3, n * 2**62 + n * 2**62], (np.ones(3),))
 
 
+def test_vectors_of_the_host_are_repeated_only_where_their_type_says_so() -> None:
+    x, y, i = pt.dmatrix("x"), pt.dmatrix("y"), pt.lscalar("i")
+    function = compile_graph([x, y, i], [x.shape[:i] * y.shape], PLAIN_DEVICE)
+    assert function(np.ones((2, 3)), np.ones((4, 5)), 2)[0].tolist() == [8, 15]
+    with pytest.raises(ValueError, match="cannot be combined"):
+        function(np.ones((2, 3)), np.ones((4, 5)), 1)
+
+
 @pytest.mark.parametrize("choose", [pt.max, pt.min, pt.argmax])
 @pytest.mark.parametrize("mode", [PYTHON, DEVICE, PLAIN_DEVICE], ids=["python", "device", "plain"])
 def test_nothing_has_no_extreme(choose: Callable[..., Any], mode: Any) -> None:

@@ -144,12 +144,14 @@ def _(op: Elemwise, node: Apply) -> Rule | None:
     if type(op.scalar_op) not in _SCALAR_RULES:
         return None
     rule = _typed(_SCALAR_RULES[type(op.scalar_op)], node)
-    return rule if node.outputs[0].type.ndim == 0 else _over_vectors(rule)
+    return rule if node.outputs[0].type.ndim == 0 else _over_vectors(rule, node)
 
 
-def _over_vectors(rule: Rule) -> Rule:
+def _over_vectors(rule: Rule, node: Apply) -> Rule:
+    repeated = [x.type.shape == (1,) for x in node.inputs]  # no others, whatever their length
+
     def compute(*vectors: Sequence[int]) -> tuple[int, ...]:
-        lengths = {len(vector) for vector in vectors} - {1}
+        lengths = {len(v) for v, is_one in zip(vectors, repeated, strict=True) if not is_one}
         length = lengths.pop() if lengths else 1
         if lengths:
             raise ValueError(f"vectors of lengths {[len(v) for v in vectors]} cannot be combined")
