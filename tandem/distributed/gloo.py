@@ -13,6 +13,7 @@ import socket
 import threading
 import time
 import uuid
+import weakref
 from collections.abc import Callable, Sequence
 from datetime import timedelta
 from functools import cached_property
@@ -30,6 +31,7 @@ VARIABLES = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 
 _AGENT = "TORCHELASTIC_RUN_ID"  # that torchrun itself is the starter
 _JOIN_TIMEOUT = timedelta(minutes=5)
+_LAST_SECONDS = 2.0  # for the store's last answer
 _MOST_BYTES = 1 << 40  # of a message: no rank sends more
 _PAUSE_SECONDS = 0.02  # between looks at the store
 _TIMEOUT = timedelta(days=365)  # no step is too slow; dead ranks are found by heartbeats
@@ -217,6 +219,8 @@ class GlooGroup(RankGroup):
             prefix = f"{self._prefix}/heartbeats"
             self._heartbeat = StoreHeartbeat(self._store.clone(), prefix, self.rank)
             self._heartbeat.start()
+            # Also at Python's end, which a thread inside PyTorch's code would turn into an abort.
+            weakref.finalize(self, self._heartbeat.stop)
         self._heartbeat.swap(rank)
 
     def beats(self) -> set[int]:
@@ -260,15 +264,14 @@ class StoreHeartbeat(threading.Thread):
     def __init__(self, store: Any, prefix: str, rank: int) -> None:
         super().__init__(name="store heartbeat", daemon=True)
         self._store, self._prefix, self._rank = store, prefix, rank
-        self._requests: queue.SimpleQueue[int] = queue.SimpleQueue()
+        self._requests: queue.SimpleQueue[int | None] = queue.SimpleQueue()
         self._counts: dict[int, int] = {}
         self._known: dict[int, int] = {}
         self._error: Exception | None = None
 
     def run(self) -> None:
         try:
-            while True:
-                other = self._requests.get()
+            while (other := self._requests.get()) is not None:
                 self._store.add(f"{self._prefix}/{self._rank}-{other}", 1)
                 self._counts[other] = self._store.add(f"{self._prefix}/{other}-{self._rank}", 0)
         except RuntimeError as error:
@@ -279,6 +282,11 @@ class StoreHeartbeat(threading.Thread):
         if self._error is not None:
             raise PeerLost("the store of torchrun is gone: has torchrun been killed?")
         self._requests.put(rank)
+
+    def stop(self) -> None:
+        """End the thread, unless the store does not answer."""
+        self._requests.put(None)
+        self.join(_LAST_SECONDS)
 
     def new(self) -> set[int]:
         """Whose count has grown since the last call."""

@@ -96,6 +96,32 @@ def test_a_message_is_data(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
     assert marker.exists()
 
 
+SLOW_STORE = """
+import time
+from torch.distributed import HashStore
+from tandem.distributed.gloo import GlooGroup
+
+class SlowStore(HashStore):
+    def clone(self):
+        return self
+    def add(self, key, number):
+        time.sleep(0.3)
+        found = super().add(key, number)
+        print("answered", flush=True)
+        return found
+
+group = GlooGroup(SlowStore(), 0, 1, "slow")
+group.beat(0)
+time.sleep(0.1)
+"""
+
+
+def test_a_program_ends_after_the_stores_last_answer() -> None:
+    command = [sys.executable, "-c", SLOW_STORE]
+    ended = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    assert (ended.returncode, ended.stdout.split()) == (0, ["answered"] * 2)
+
+
 class Nccl:
     """What stands for NCCL, of two ranks with the same vectors; it notes how it is called."""
 
