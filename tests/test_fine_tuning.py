@@ -121,6 +121,6 @@ def test_layers_that_were_frozen_learn_later(
     train(data, tmp_path / "adam", freeze=FROZEN, optimizer="adam", **common)
     later = {**common, **resumed, "optimizer": "adam"}
     assert program.main(settings(data, tmp_path / "adam", **later)) == 2
-    assert "freeze: found [], expected conv1 and conv2 too" in capsys.readouterr().err
+    assert "freeze: found [], expected conv1, conv2 too" in capsys.readouterr().err
     train(data, tmp_path / "adam", freeze=FROZEN, **later)
     train(data, tmp_path / "adam", **later | {"n_epochs": 3}, exact=False)

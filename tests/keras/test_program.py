@@ -17,7 +17,7 @@ from tandem.launch import keras_models
 from tandem.launch.keras_models import with_keras_model
 from tandem.layers.network import KERAS_NETWORK, NetworkDescription
 from tests.support.keras_models import keras
-from tests.support.runs import train
+from tests.support.runs import train_log
 from tests.support.tiny import prepare, run_program, settings
 
 pytestmark = pytest.mark.filterwarnings("ignore:__array__ implementation")
@@ -150,4 +150,5 @@ def test_the_program_trains_a_keras_model(tmp_path: Path, kind: str) -> None:
     for named in ([], ["--network", name]):
         validated = run_program("validate.py", ["--weights", str(newest), *named])
         assert validated.returncode == 0, validated.stderr
-    train(data, run, **changes, n_epochs=2, resume_train=True)
+    again = train_log(data, run, **changes, n_epochs=2, resume_train=True)
+    assert "freeze was" not in again

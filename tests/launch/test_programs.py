@@ -184,6 +184,15 @@ def test_after_a_failure_the_newest_checkpoint_is_named(
     assert messages(None) == []
 
 
+def test_trainers_without_rows_are_named(config: Config, caplog: pytest.LogCaptureFixture) -> None:
+    changes = {"global_batch": 4, "devices": ("cpu", "cpu")}
+    for norm_rows, expected in (("auto", 1), (2, 0)):
+        caplog.clear()
+        assert train(FakeLauncher(), config, **changes, norm_rows=norm_rows, exact=False) == 0
+        found = [text for text in caplog.messages if "1 of 2 trainers get none of the 4" in text]
+        assert len(found) == expected
+
+
 def test_a_resume_names_its_checkpoint_and_the_settings_that_changed(
     config: Config, caplog: pytest.LogCaptureFixture
 ) -> None:
