@@ -465,7 +465,8 @@ def _with_checks(node: Apply) -> list[Any]:
     """The inputs of a node, with indices that raise where one is out of range."""
     op: Any = node.op
     first = 1 if isinstance(op, AdvancedSubtensor) else 2
-    given, indices = node.inputs[:first], node.inputs[first:]
+    given: list[Any] = node.inputs[:first]
+    indices = node.inputs[first:]
     checked: dict[Variable, Any] = {}
     for axis, index in enumerate(indices_from_subtensor(indices, op.idx_list)):
         if isinstance(index, Variable) and index.type.dtype != "bool":

@@ -39,12 +39,12 @@ class Published:
             resize=self.resize,
         )
 
-    def mean_image(self, crop_size: int) -> np.ndarray | None:
+    def mean_image(self, crop_size: int | None) -> np.ndarray | None:
         """The mean colour as a mean image of which there are crops, float32 (RGB, row, column)."""
         if self.mean is None:
             return None
         colour = np.array(self.mean, np.float32)[:, np.newaxis, np.newaxis]
-        side = max(STORED_SIZE, crop_size)
+        side = max(STORED_SIZE, crop_size or 0)
         return np.ascontiguousarray(np.broadcast_to(colour, (3, side, side)))
 
 

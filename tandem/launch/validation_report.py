@@ -49,9 +49,9 @@ class Report:
     @property
     def calibration(self) -> npt.NDArray[np.float64]:
         """Pictures, mean confidence and share that is right, (bin of confidence, 3); NaN: none."""
-        confidence, right = self.predictions.probabilities[:, 0], self.predictions.is_right
-        finite = np.isfinite(confidence)  # as not of a network with weights that are NaN
-        confidence, right = confidence[finite], right[finite] * 1.0
+        found = self.predictions
+        finite = np.isfinite(found.probabilities[:, 0])  # as not of a network whose weights are NaN
+        confidence, right = found.probabilities[finite, 0], found.is_right[finite] * 1.0
         bins = np.minimum((confidence * _BINS).astype(int), _BINS - 1)
         counts = np.bincount(bins, minlength=_BINS).astype(float)
         sums = [np.bincount(bins, of, _BINS) for of in (confidence, right)]

@@ -140,7 +140,7 @@ def test_the_program_trains_a_keras_model(tmp_path: Path, kind: str) -> None:
     tried = run_program("train.py", [*settings(data, run, **changes), "--try"])
     assert tried.returncode == 0, tried.stderr
     assert not run.exists()
-    train(data, run, **changes)
+    train_log(data, run, **changes)
     newest = list_checkpoints(run)[-1]
     trained = tandem.keras.load_model(run)
     assert trained.output_shape == (None, classes)
