@@ -257,12 +257,16 @@ class KerasNetwork(Network):
         return joined(f(y) if f else y for f, y in zip(applied, parts, strict=True))
 
     def probabilities(self, logits: "TensorVariable") -> "TensorVariable":
-        """Return predictions, or the softmax or sigmoid of logits that a loss takes for such."""
+        """Return predictions, or the softmax or sigmoid of outputs without an activation.
+
+        Which of them, their loss says.
+        """
         import pytensor.tensor as pt
 
         found = self.predictions(logits)
         losses = () if self.objective is None else self.objective.losses
-        if found is not logits or (losses and not losses[0].options.get("from_logits")):
+        is_activated = found is not logits or self.own_activation[0] != "linear"
+        if is_activated or (losses and not losses[0].options.get("from_logits")):
             return found
         of_classes = not losses or "categorical" in losses[0].function
         return super().predictions(logits) if of_classes else pt.sigmoid(logits)
