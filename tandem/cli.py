@@ -173,8 +173,10 @@ class CommandLine:
             if key in typed and self.once:
                 hint = f"; give all values at once: {name} A B" if _form(info) in _SEVERAL else ""
                 raise InputError(f"{name} is given twice{hint}")
-            is_last = not places or (bool(loose) and _form(info) in _SEVERAL)
-            words = [value] if equals else _words_after(tokens, info, is_last)
+            # Where arguments may still follow, a list in brackets, or of one value, leaves them.
+            ends = bool(loose) or any(map(_OPTION.match, tokens))
+            takes_all = not places or (_form(info) in _SEVERAL and ends)
+            words = [value] if equals else _words_after(tokens, info, takes_all)
             values[key], typed[key] = _value(name, info, words), name
         return values | _placed(loose, places, fields), typed
 
@@ -258,10 +260,11 @@ def _is_switch(info: FieldInfo) -> bool:
 
 
 def _words_after(tokens: deque[str], info: FieldInfo, all_of_them: bool) -> list[str]:
-    """Take the values of an option: one where arguments may follow, or what is in brackets."""
+    """Take the values of an option: one where arguments may follow, or a list in brackets."""
     words: list[str] = []
+    is_list = _form(info) in _SEVERAL and bool(tokens) and tokens[0][:1] in ("[", "{")
     while tokens and not _OPTION.match(tokens[0]):
-        is_open = bool(words) and words[0][:1] in ("[", "{") and words[-1][-1:] not in ("]", "}")
+        is_open = is_list and bool(words) and words[-1][-1:] not in ("]", "}")
         is_argument = words or (_is_switch(info) and tokens[0] not in ("true", "false"))
         if is_argument and not (all_of_them or is_open):
             break

@@ -37,6 +37,7 @@ from tandem.placement.explanation import megabytes, received_by_rank
 from tandem.placement.placements import Shape
 from tandem.training.divided_graphs import GlobalMinibatch, partition_training
 from tandem.training.division import Division, divide
+from tandem.training.setup import with_frozen
 from tandem.training.whole_graphs import WholePass, whole_pass
 
 STRATEGIES: tuple[Literal["gradients", "average"], ...] = ("gradients", "average")
@@ -106,6 +107,7 @@ class DividedNetwork:
             options=config.options,
         )
         network = build_network(description, config.dtype)
+        config = with_frozen(config, network)
         if config.parameter_groups.averages(network.parameters.declared):
             config = resolve_norm_rows(config)
         return cls(network, config, options.ranks, options.strict)

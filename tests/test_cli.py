@@ -44,6 +44,7 @@ def refusal(*arguments: str) -> str:
         (["--steps=[1, 2]", "--weights", "w", "--", "a", "b"], {"steps": [1, 2]}),
         (["--weights", "w", "--steps", "[1]", "a", "b"], {"steps": [1]}),
         (["--weights", "w", "--steps", "[1,", "2]", "a", "b"], {"steps": [1, 2]}),
+        (["--steps", "1", "2", "--weights", "w", "a", "b"], {"steps": [1, 2]}),
     ],
 )
 def test_options_stand_among_arguments(given: list[str], expected: dict[str, object]) -> None:

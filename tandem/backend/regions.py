@@ -142,7 +142,8 @@ def _is_small(node: Apply) -> bool:
 def _is_compiled(node: Apply, inside: bool = False) -> bool:
     """Return whether Numba computes a node, or one inside another, of arrays and of numbers."""
     op = node.op
-    if isinstance(op, _LEFT_OUT) or getattr(op, "destroy_map", None) or _differs(node):
+    core = op.core_op if isinstance(op, Blockwise) else op
+    if isinstance(core, _LEFT_OUT) or getattr(op, "destroy_map", None) or _differs(node):
         return False
     variables = [*node.inputs, *node.outputs]
     variables = [v for v in variables if not isinstance(v.type, NoneTypeT)]
@@ -468,11 +469,16 @@ def _with_checks(node: Apply) -> list[Any]:
     given: list[Any] = node.inputs[:first]
     indices = node.inputs[first:]
     checked: dict[Variable, Any] = {}
-    for axis, index in enumerate(indices_from_subtensor(indices, op.idx_list)):
-        if isinstance(index, Variable) and index.type.dtype != "bool":
-            length = given[0].shape[axis]
-            fits = pt.all((index >= -length) & (index < length))
-            checked[index] = _IN_RANGE(checked.get(index, index), fits)
+    axis = 0
+    for index in indices_from_subtensor(indices, op.idx_list):
+        if isinstance(index, slice) or index.type.dtype != "bool":
+            if not isinstance(index, slice):
+                length = given[0].shape[axis]
+                fits = pt.all((index >= -length) & (index < length))
+                checked[index] = _IN_RANGE(checked.get(index, index), fits)
+            axis += 1
+        else:  # a mask, of several axes
+            axis += index.type.ndim
     return [*given, *(checked.get(index, index) for index in indices)]
 
 

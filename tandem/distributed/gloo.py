@@ -286,7 +286,8 @@ class StoreHeartbeat(threading.Thread):
     def stop(self) -> None:
         """End the thread, unless the store does not answer."""
         self._requests.put(None)
-        self.join(_LAST_SECONDS)
+        if threading.current_thread() is not self:  # in which the group may be collected
+            self.join(_LAST_SECONDS)
 
     def new(self) -> set[int]:
         """Whose count has grown since the last call."""

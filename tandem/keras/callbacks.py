@@ -121,8 +121,8 @@ class Epochs:
     logs: dict[str, float] = field(default_factory=dict)  # of the last epoch
     initial: list[dict[str, Any]] = field(default_factory=list)  # what `_plain` gave of each
 
-    def on_train_begin(self, config: Mapping[str, Any]) -> None:
-        """Begin, or go on where the run in the folder has been."""
+    def on_train_begin(self, config: Mapping[str, Any]) -> bool:
+        """Begin, or go on where the run in the folder has been; return whether it ends there."""
         path = find_checkpoint(self.folder, "latest")
         assert path is not None  # with which the run has begun
         goes_on = read_header(path).state.step > 0
@@ -134,6 +134,7 @@ class Epochs:
         self.initial = [*map(_plain, self.callbacks.callbacks)]
         if goes_on:
             self._restore(path)
+        return bool(self.model.stop_training)
 
     def on_epoch_begin(self, epoch: int) -> None:
         if self.begun != epoch:
@@ -198,11 +199,12 @@ class Epochs:
         lists = memory.get("history", {})
         history.history = {key: values[:kept] for key, values in lists.items()}
         restore_rate(optimizer, memory)
-        for callback, (kind, values) in zip(
-            self.callbacks.callbacks, memory.get("callbacks", ()), strict=False
+        for callback, before, (kind, values) in zip(
+            self.callbacks.callbacks, self.initial, memory.get("callbacks", ()), strict=False
         ):
             if type(callback).__name__ == kind:
                 for name, value in values.items():
+                    before.pop(name, None)  # learnt, whatever the object has had already
                     if name != "min_delta":  # of which Keras's monitors change the sign, once
                         setattr(callback, name, value)
                 self._restore_best(callback)
@@ -217,6 +219,8 @@ class Epochs:
     def _restore_best(self, callback: Any) -> None:
         """Give an `EarlyStopping` the weights of its best epoch again."""
         if not getattr(callback, "restore_best_weights", False):
+            return
+        if callback.best in (None, callback.baseline):  # none was better yet
             return
         epoch = callback.best_epoch + 1 + self.shift
         path = self.folder / checkpoint_name(RunState(epoch=epoch))

@@ -64,7 +64,10 @@ class Callbacks:
         return bool(self._objects or config.callbacks)
 
     def begin(self, spec: RunSpec) -> Outcome | None:
-        """Make the callbacks and report the start of training, once; return a failure of one."""
+        """Make the callbacks and report the start of training, once.
+
+        Returns a failure of one, or the outcome of a run that ends by what one has missed.
+        """
         if self._each is not None:
             return None
         names = spec.config.callbacks
@@ -73,8 +76,8 @@ class Callbacks:
             self._each.append((name, self._safely(name, "__init__", kind)))
         self._ended = epochs_done(spec)
         settings = TypeAdapter(dict[str, Any]).dump_python(dict(spec.config), mode="json")
-        self._call("on_train_begin", settings)
-        return self._failed()
+        answers = self._call("on_train_begin", settings)
+        return self._failed() or (Outcome(0) if any(each is True for each in answers) else None)
 
     def end_missed(self, spec: RunSpec) -> Outcome | None:
         """Report the end of the epoch that is resumed after a restart, if it has been missed.

@@ -68,6 +68,11 @@ _OF_TRAINING = {
     "init_weights_skip": (),
     "min_trainers": None,
     "restarts": 0,
+    "sum_rows": "auto",
+    "rule": "bsp",
+    "exchange": "auto",
+    "bucket_mb": 0.0,
+    "error_feedback": False,
 }
 _LEAST_ADDRESSES = 5 << 28  # bytes; a trainer of a tiny network takes 1.1 GB
 
@@ -101,7 +106,8 @@ def prepare_run(
         The first thing that is missing, damaged or does not fit.
     """
     if job == "validate":
-        config = config.model_copy(update=_OF_TRAINING)
+        of_pass = config.summed_rows or config.batch_size
+        config = config.model_copy(update=_OF_TRAINING | {"batch_size": of_pass})
     config = resolve(config, ranks)
     resumed = None
     if job == "train":

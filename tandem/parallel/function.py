@@ -89,7 +89,7 @@ class Function:
             Inputs. Arrays are copied, once, to memory that all ranks see; `Data` is there.
         output_subset : sequence of int, optional
             Numbers of the outputs that are computed, all by default. Updates are always made, on a
-            rank without rows those that are computed from none.
+            rank without rows those that are computed from none: once, not for each slice.
         batch : int, slice, or sequence or array of int or bool, optional
             Rows of the scattered inputs to work on: the first n, or those that it selects. Inputs
             that are minibatches hold these rows already.

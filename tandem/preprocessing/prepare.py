@@ -7,6 +7,7 @@ import logging
 import platform
 import shutil
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -78,6 +79,8 @@ def prepare(settings: Settings) -> None:
             _check_same(root / PROGRESS_NAME, "stopped", progress.spec, spec)
             if progress.spec.get(_MISC, spec[_MISC]) != spec[_MISC]:
                 _check_unused(settings, ())
+                progress = replace(progress, spec=progress.spec | {_MISC: spec[_MISC]})
+                save_progress(root, progress)
         try:
             _make_all(settings, listing, spec, progress)
         except InputError:
@@ -200,10 +203,10 @@ def _batch_folders(root: Path) -> list[Path]:
 
 
 def _spec(settings: Settings, listing: Listing) -> dict[str, Any]:
-    """Everything that the output depends on."""
+    """Everything that the output depends on, and where its mean image is written."""
     numbers = {key: getattr(settings, key) for key in _COMPARED}
     pictures = {name: _digest(listing, listing.splits[name]) for name in SPLITS}
-    misc = str(settings.misc_folder.absolute())  # noted, but not compared
+    misc = str(settings.misc_folder.resolve())  # noted, but not compared
     return numbers | {"versions": _versions(), "pictures": pictures, _MISC: misc}
 
 

@@ -60,7 +60,7 @@ class StopSignals:
     @contextlib.contextmanager
     def interrupting(self) -> Iterator[None]:
         """Context manager: in the main thread the second request raises KeyboardInterrupt."""
-        self._interrupts = True
+        self._interrupts = threading.current_thread() is threading.main_thread()
         try:
             yield
         finally:

@@ -84,17 +84,34 @@ def supervise(
     where there is nothing to save: with `saves`, workers that are `Ready` save their work. The call
     also ends, and their step is lost, when for the pool's timeout after a request no worker has
     gone on to another activity, reported or written. A failure of the `reporter` is such a request
-    too; the second request ends also what that is doing. After a worker's failure the call ends
-    when no worker is writing any more, at most a minute later. With `survives`, the others have
-    something to save when they notice it too: the call ends when all have, unless there is a
-    further request, or none does anything else for the timeout, and at the latest when that and a
-    minute have passed.
+    too; in the main thread the second request ends also what that is doing. After a worker's
+    failure the call ends when no worker is writing any more, at most a minute later. With
+    `survives`, the others have something to save when they notice it too: the call ends when all
+    have, unless there is a further request, or none does anything else for the timeout, and at the
+    latest when that and a minute have passed.
     """
-    reporter.begin(pool.table, pool.pids)
+    failures: list[Failed] = []
+    try:
+        return _supervise(pool, reporter, signals, saves, survives, failures)
+    except KeyboardInterrupt:
+        if signals.count < 2:  # raised by the reporter itself
+            raise
+        return _root_cause(pool, failures) if failures else None
+
+
+def _supervise(
+    pool: WorkerPool,
+    reporter: ProgressReporter,
+    signals: StopSignals,
+    saves: bool,
+    survives: bool,
+    failures: list[Failed],
+) -> Failed | None:
+    with signals.interrupting():
+        reporter.begin(pool.table, pool.pids)
     others = {pool.table.names.index(h.name): h.process.pid for h in pool.handles if h.process}
     monitor = HeartbeatMonitor(pool.table.counters, pool.table.timeout, others)
     asked, patience, latest = False, Patience(pool), math.inf
-    failures: list[Failed] = []
     while not pool.finished:
         can_save = saves and all(handle.ready for handle in pool.reporting)
         if signals.poll() > (1 if can_save else 0):
@@ -121,11 +138,8 @@ def supervise(
             elif isinstance(message, Ready | Finished):
                 continue
             else:
-                try:
-                    with signals.interrupting():
-                        answer = reporter.report(message)
-                except KeyboardInterrupt:
-                    return _root_cause(pool, failures) if failures else None
+                with signals.interrupting():
+                    answer = reporter.report(message)
                 if answer is not None:
                     handle.send(answer)
         if not (asked or failures) or received:

@@ -354,6 +354,26 @@ def test_numba_does_not_reach_behind_an_array(of: Any) -> None:
 
 
 @pytest.mark.slow
+def test_a_mask_of_two_axes_counts_as_two() -> None:
+    x, i = pt.dtensor3("x"), pt.lscalar("i")
+    mask = pt.tensor("mask", dtype="bool", shape=(None, None))
+    output = pt.exp(pt.set_subtensor(x[mask, i], 1.0)) * 2
+    function = pytensor.function([x, mask, i], output, mode=MODE)
+    plain = pytensor.function([x, mask, i], output, mode="FAST_COMPILE")
+    for shape, within in (((3, 3, 2), 1), ((2, 2, 5), 4)):
+        given = rows(*shape), np.eye(shape[0]) > 0
+        np.testing.assert_allclose(function(*given, within), plain(*given, within))
+        with pytest.raises(IndexError):
+            function(*given, within + 1)
+
+
+def test_convolutions_are_left_to_kernels() -> None:
+    x = pt.lmatrix("x")
+    output = pt.signal.convolve1d(x, np.array([[1, 1]]), mode="valid") + 1
+    assert not regions_of(pytensor.function([x], output, mode=MODE))
+
+
+@pytest.mark.slow
 def test_integers_have_no_negative_powers() -> None:
     k, m = pt.lvector("k"), pt.lvector("m")
     function = pytensor.function([k, m], k**m + 1, mode=MODE)

@@ -290,6 +290,18 @@ def test_the_second_request_ends_what_a_reporter_does() -> None:
     assert time.monotonic() - begin < 20
 
 
+class InterruptedReporter(Sums):
+    def report(self, message: object) -> None:
+        raise KeyboardInterrupt
+
+
+def test_an_interrupt_of_the_reporters_own_is_raised() -> None:
+    with StopSignals() as signals, WorkerPool(["adder"], 60) as pool:
+        pool.start("adder", add, [1])
+        with pytest.raises(KeyboardInterrupt):
+            supervise(pool, InterruptedReporter(), signals, saves=True)
+
+
 def test_two_requests_while_survivors_save_leave_the_cause(tmp_path: Path) -> None:
     with StopSignals() as signals, WorkerPool(["broken", "survivor"], 60) as pool:
         pool.start("survivor", save_when_told, tmp_path / "saved")
