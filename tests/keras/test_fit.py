@@ -315,6 +315,23 @@ def test_an_epoch_whose_end_nothing_remembers_is_reported_again(tmp_path: Path) 
     assert int(epochs.model.optimizer.iterations) == 2
 
 
+def test_a_missed_end_may_be_the_last_and_nothing_is_best_unseen(tmp_path: Path) -> None:
+    class Stop(keras.callbacks.Callback):
+        def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
+            self.model.stop_training = True
+
+    begun(tmp_path)
+    record_epoch(tmp_path, 1)
+    late = keras.callbacks.EarlyStopping("loss", restore_best_weights=True, start_from_epoch=9)
+    begun(tmp_path, [late], epoch=1, step=2, updates=2)
+    epochs = begun(tmp_path, [late], epoch=1, step=2, updates=2)
+    assert late.best_weights is None
+    (tmp_path / MEMORY).unlink()
+    epochs.callbacks.callbacks.append(Stop())
+    epochs.callbacks.set_model(epochs.model)
+    assert epochs.on_train_begin({})
+
+
 def test_rates_of_an_epoch_that_goes_on_are_counted_from_its_first_step(tmp_path: Path) -> None:
     schedule = keras.optimizers.schedules.ExponentialDecay(0.1, 1, 0.5)
     memory = {"epochs": [0], "history": {}, "learning_rate": None, "callbacks": []}

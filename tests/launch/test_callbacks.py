@@ -84,6 +84,13 @@ def read(calls: Path) -> list[list[Any]]:
     return [json.loads(line) for line in calls.read_text().splitlines()]
 
 
+def test_a_run_may_end_at_its_beginning(config: Config) -> None:
+    """As where a callback has missed the epoch's end that it answers so."""
+    beginning = SimpleNamespace(on_train_begin=lambda settings: True)
+    spec = prepare_run(config.model_copy(update={"callbacks": ()}))
+    assert callbacks.Callbacks([beginning]).begin(spec) == Outcome(0)
+
+
 def test_a_run_calls_each_method_at_its_time(config: Config, calls: Path) -> None:
     assert train(FakeLauncher(((1, 2), Outcome(0))), config) == 0
     begin, *others = read(calls)
