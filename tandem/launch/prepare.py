@@ -68,7 +68,6 @@ _OF_TRAINING = {
     "init_weights_skip": (),
     "min_trainers": None,
     "restarts": 0,
-    "sum_rows": "auto",
     "rule": "bsp",
     "exchange": "auto",
     "bucket_mb": 0.0,
@@ -106,8 +105,7 @@ def prepare_run(
         The first thing that is missing, damaged or does not fit.
     """
     if job == "validate":
-        of_pass = config.summed_rows or config.batch_size
-        config = config.model_copy(update=_OF_TRAINING | {"batch_size": of_pass})
+        config = config.model_copy(update=_OF_TRAINING)
     config = resolve(config, ranks)
     resumed = None
     if job == "train":
