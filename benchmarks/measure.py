@@ -139,7 +139,7 @@ def measure(
 def seconds_per_call(
     call: Step, times: int = 1, synchronize: Callable[[], None] = lambda: None
 ) -> float:
-    """Return the seconds of a call, the mean of so many in a row."""
+    """Return the mean seconds of a call, over several in a row."""
     synchronize()
     begun = time.perf_counter()
     for _ in range(times):

@@ -94,7 +94,7 @@ class Team:
 
         groups = local_groups(count)
         team = cls(member, [(group, *arguments) for group in groups])
-        for group in groups:  # whose ends are to be the processes' alone
+        for group in groups:  # the processes alone keep their ends open
             group.close()
         return team
 

@@ -250,7 +250,10 @@ def _flat(spec: dict[str, Any]) -> dict[str, Any]:
 
 
 def _check_unused(settings: Settings, splits: Sequence[str] = SPLITS) -> None:
-    """Refuse to overwrite files of another program, or of a run with another manifest."""
+    """Refuse to overwrite files of another program, or of a run with another manifest.
+
+    Looked at are the batch files of `splits`, and what goes to the folder of the mean image.
+    """
     root = settings.tar_root_dir
     folders = [(root / batch_name(split, 0)).parent for split in splits]
     foreign = [path for folder in folders for path in sorted(folder.glob("*"))]

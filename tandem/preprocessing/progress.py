@@ -38,8 +38,9 @@ class Progress:
     """Progress of a run.
 
     `spec` is everything that the output depends on, as JSON: only a run with an equal one
-    continues. `sums` is the sum of all training pictures in batch files without their border, int64
-    (row, column, RGB), `moments` that of their `tandem.data.colour.colour_moments`.
+    continues, but for the folder of the mean image. `sums` is the sum of all training pictures in
+    batch files without their border, int64 (row, column, RGB), `moments` that of their
+    `tandem.data.colour.colour_moments`.
     """
 
     spec: dict[str, Any]

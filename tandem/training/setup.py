@@ -285,12 +285,10 @@ def _load_weights(
 def _counts_are_of_all(spec: RunSpec) -> bool:
     """Return whether the optimizer has counted updates of all parameters that are trained now.
 
-    Raises InputError if it has not, as layers were frozen before, and the resume is to be exact.
+    Raises InputError where layers were frozen before, and the resume is to be exact.
     """
-    config, before = (
-        spec.config,
-        () if spec.header is None else spec.header.config.get("freeze", ()),
-    )
+    config = spec.config
+    before = () if spec.header is None else spec.header.config.get("freeze", ())
     thawed = [layer for layer in before if not is_below(layer, config.freeze)]
     if spec.job != "train" or not thawed or not OPTIMIZERS.chosen(dict(config)).numbers(0):
         return True

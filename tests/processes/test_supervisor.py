@@ -302,18 +302,6 @@ def test_an_interrupt_of_the_reporters_own_is_raised() -> None:
             supervise(pool, InterruptedReporter(), signals, saves=True)
 
 
-def test_two_requests_while_survivors_save_leave_the_cause(tmp_path: Path) -> None:
-    with StopSignals() as signals, WorkerPool(["broken", "survivor"], 60) as pool:
-        pool.start("survivor", save_when_told, tmp_path / "saved")
-        pool.start("broken", fail_when_told, tmp_path / "go")
-        await_ready(pool)
-        (tmp_path / "go").touch()
-        interrupt(1.0, 1.5)({})
-        failure = supervise(pool, ProgressReporter(), signals, saves=True, survives=True)
-    assert failure is not None
-    assert (failure.who, failure.kind) == ("broken", "fault")
-
-
 def test_survivors_have_a_time_to_write(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Also where the first failure is a message, not a death."""
     monkeypatch.setattr("tandem.processes.supervisor.WRITE_SECONDS", 0.3)
